@@ -1,0 +1,5 @@
+"""guda command line (placeholder until the verbs land)."""
+
+
+def main() -> None:
+    print("guda")

@@ -1,0 +1,12 @@
+"""The one exception a user can cause: a single line that says what is wrong, where, and how to fix it."""
+
+
+class GudaError(Exception):
+    """Shown as one line; the command line exits with code 2."""
+
+
+class Mismatch(GudaError):
+    """Something on disk was made from other inputs than those given now; shows both values."""
+
+    def __init__(self, what: str, found: object, given: object, fix: str) -> None:
+        super().__init__(f"{what}: found {found!r}, given {given!r}; {fix}")

@@ -1,0 +1,155 @@
+"""Files that are either whole or absent, and names derived from what made them.
+
+Everything a run keeps goes through here: written under a temporary name in the same folder, flushed to disk,
+renamed. A reader therefore never meets a half-written artifact, two writers of the same artifact do not clash
+(the last rename wins and both wrote the same bytes), and kill -9 leaves at most a stray temporary file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guda.errors import GudaError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    import torch
+
+TEMPORARY = ".tmp-"  # prefix of names that were never published; `Run.sweep` may remove them
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces: the text that hashes are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any, length: int = 12) -> str:
+    """A short stable name for any JSON value."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:length]
+
+
+def digest_arrays(*arrays: np.ndarray) -> str:
+    """sha256 over dtype, shape and bytes."""
+    h = hashlib.sha256()
+    for a in arrays:
+        h.update(f"{a.dtype.str}{a.shape}".encode())
+        h.update(memoryview(a if a.flags.c_contiguous else a.copy()).cast("B"))
+    return h.hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary sibling of `path`; on success it is synced and renamed to `path`, on error it is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = path.parent / f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}"
+    try:
+        yield tmp
+        _sync(tmp)
+        os.replace(tmp, path)
+    finally:
+        tmp.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """The same for a folder. If somebody else published `path` meanwhile, theirs stays (contents are equal)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = path.parent / f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}"
+    tmp.mkdir()
+    try:
+        yield tmp
+        for file in tmp.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        try:
+            os.replace(tmp, path)
+        except OSError:
+            if not path.is_dir():
+                raise
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    with atomic_path(path) as tmp:
+        tmp.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise GudaError(f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    from safetensors.torch import save_file
+
+    with atomic_path(path) as tmp:
+        save_file(
+            {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, tmp, metadata=dict(metadata or {})
+        )
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise GudaError(f"{path} does not exist")
+    try:
+        with safe_open(path, framework="pt") as f:
+            return {k: f.get_tensor(k) for k in f.keys()}, dict(f.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError) as e:
+        raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Parquet whose bytes depend only on the table's contents."""
+    import pyarrow.parquet as pq
+
+    with atomic_path(path) as tmp:
+        pq.write_table(table, tmp, compression="zstd")
+
+
+def read_table(path: Path) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path)
+    except FileNotFoundError:
+        raise GudaError(f"{path} does not exist") from None
+    except (pa.ArrowException, OSError) as e:
+        raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
