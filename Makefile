@@ -1,0 +1,70 @@
+# Every command a developer or CI needs. `make` alone lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# One thread per test worker: two workers with torch's own pools would fight over the cores.
+# Offline: a test that reaches for a hub must fail at once, not hang.
+PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test test-slow test-e2e lint format types check clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP) ## Make .venv and install guda with its developer tools (nothing to do if up to date)
+
+# pip is the last thing `venv` writes, so a .venv that was interrupted half-way is made again.
+# constraints.txt pins torch: an open range would take the newest build, on Linux with gigabytes of CUDA.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || { \
+	  command -v $(PYTHON) >/dev/null || \
+	    { echo "error: '$(PYTHON)' not found; install Python 3.11 or newer, or run make PYTHON=/path/to/python3" >&2; exit 2; }; \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "error: guda needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1); run make PYTHON=/path/to/python3.11" >&2; exit 2; }; \
+	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "error: $(PYTHON) has no venv module; install it (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 2; }; \
+	  echo "Making $(VENV) with $$($(PYTHON) -V)"; \
+	  $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install ## Run the whole method on the digits; writes runs/demo/report.html
+	$(BIN)/guda demo
+
+test: install ## Run the fast tests
+	$(PYTEST) -m "not slow and not e2e" -n 2
+
+test-slow: install ## Run the tests that take minutes
+	$(call pytest-if-any,slow and not e2e)
+
+test-e2e: install ## Run the tests that need a browser or a Ray cluster
+	$(call pytest-if-any,e2e)
+
+lint: install ## Check style and formatting (ruff)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install ## Fix style and formatting in place (ruff)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+types: install ## Check types (mypy)
+	$(BIN)/mypy
+
+check: lint types test ## Everything a change must pass: lint, types, fast tests
+
+clean: ## Remove caches and build output (keeps .venv and runs/)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Run the tests of one marker. Having none is fine (pytest would exit with 5); any other failure is a failure.
+define pytest-if-any
+@rc=0; $(PYTEST) -m "$(1)" --collect-only -qq >/dev/null 2>&1 || rc=$$?; \
+if [ $$rc -eq 5 ]; then echo 'There are no tests marked "$(1)" yet: nothing to run.'; \
+else echo '$(PYTEST) -m "$(1)"'; $(PYTEST) -m "$(1)"; fi
+endef

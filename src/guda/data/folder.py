@@ -1,0 +1,322 @@
+"""Image folders: which files there are, their pixels, and the table rows that go with them.
+
+Used for training data (ImageData.from_folder) and for queries (Queries.from_folder). The layout is that of
+Hugging Face's `imagefolder`: nested folders, and optionally metadata.jsonl or metadata.csv at the root with a
+`file_name` column relative to it. Every file is decoded in full here, so a damaged one is found before a
+model is trained on it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from guda.data.groups import choices, natural, suggestion
+from guda.errors import GudaError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+# Pictures we cannot read. They are refused: passing over them would drop training images without a word.
+FOREIGN = frozenset({".avif", ".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", ".tga", ".ppm", ".pgm"})
+# Decoders are limited to these: a file named .png that holds PostScript must not start Ghostscript.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+METADATA = ("metadata.jsonl", "metadata.csv")
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def image_files(root: Path) -> list[str]:
+    """Relative POSIX paths of all images below `root`, hidden ones left out, in natural order."""
+    if not root.exists():
+        raise GudaError(f"image folder {root} does not exist")
+    if not root.is_dir():
+        raise GudaError(f"{root} is a file; give the folder that holds the images")
+    found: list[str] = []
+    _walk(root, "", (), found)
+    if not found:
+        raise GudaError(f"no images in {root}; expected files ending in {choices(sorted(EXTENSIONS))}")
+    return sorted(found, key=lambda f: [natural(part) for part in f.split("/")])
+
+
+def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -> None:
+    real = os.path.realpath(folder)
+    if real in above:  # symbolic links are followed, as group folders are often links, but not in circles
+        raise GudaError(f"{folder} is a link to a folder above it; remove the link")
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as e:
+        raise GudaError(f"cannot list {folder}: {e.strerror}") from None
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        relative = prefix + entry.name
+        suffix = os.path.splitext(entry.name)[1].lower()
+        if entry.is_dir():
+            _walk(folder / entry.name, relative + "/", (*above, real), found)
+        elif suffix in FOREIGN:
+            raise GudaError(
+                f"{entry.path}: {suffix} images cannot be read; convert it to PNG or JPEG, or remove it"
+            )
+        elif suffix in EXTENSIONS:
+            try:
+                relative.encode()
+            except UnicodeEncodeError:
+                raise GudaError(f"the file name {relative!a} in {folder} is not UTF-8; rename it") from None
+            found.append(relative)
+
+
+# --- pixels ---------------------------------------------------------------------------------------
+
+
+def check_options(size: int | None, mode: str | None) -> None:
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1):
+        raise GudaError(f"size must be a whole number of pixels, at least 1, got {size!r}")
+    if mode not in (None, "L", "RGB"):
+        raise GudaError(f"mode must be L (grey) or RGB, got {mode!r}")
+
+
+def read_image(path: Path, size: int | None = None, mode: str | None = None) -> np.ndarray:
+    """One image, uint8 [C, H, W]; upright by its EXIF tag, transparency composited on white.
+
+    size: scale the shorter side to `size` (bicubic, antialiased) and cut the centre square.
+    mode: "L" or "RGB"; without it, one channel if the file is stored as grey, three otherwise.
+    """
+    from PIL import Image, ImageOps
+
+    check_options(size, mode)
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns above its limit and raises only at twice that; one limit is enough.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=FORMATS) as file:
+                _check_kind(path, file)
+                file.load()
+                image = _flatten(ImageOps.exif_transpose(file), mode)
+        if size is not None:
+            # The crop box is resampled directly: scaling first would blow a 1 x 50,000 strip up to gigabytes.
+            image = ImageOps.fit(image, (size, size), method=Image.Resampling.BICUBIC)
+    except (GudaError, MemoryError):
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise GudaError(
+            f"{path} has more than {Image.MAX_IMAGE_PIXELS} pixels, Pillow's limit against decompression "
+            "bombs; scale it down or remove it"
+        ) from None
+    except Exception as e:  # a damaged file makes Pillow's decoders raise nearly anything
+        raise GudaError(f"cannot read image {path} ({e}); replace it or remove it") from None
+    pixels = np.array(image, dtype=np.uint8)
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _check_kind(path: Path, file: Image.Image) -> None:
+    if file.mode.startswith(("I", "F")):
+        raise GudaError(
+            f"{path} has 16-bit, 32-bit or floating-point pixels (mode {file.mode}); "
+            "convert it to 8 bits per channel"
+        )
+    frames = getattr(file, "n_frames", 1)
+    if frames > 1 and file.format != "MPO":  # MPO: a camera's JPEG with previews after the picture itself
+        raise GudaError(f"{path} has {frames} frames; save the one you mean as a still image")
+
+
+def _flatten(image: Image.Image, mode: str | None) -> Image.Image:
+    """Without palette and transparency, in mode L or RGB."""
+    from PIL import Image
+
+    target = mode or ("L" if image.mode in ("1", "L", "LA") else "RGB")
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa"):
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    elif image.mode == "P":
+        image = image.convert("RGB")
+    return image if image.mode == target else image.convert(target)
+
+
+def read_images(
+    root: Path, files: Sequence[str], size: int | None = None, mode: str | None = None
+) -> np.ndarray:
+    """All of `files`, uint8 [n, C, H, W], read-only; one channel if `mode` says so or every image is grey."""
+    check_options(size, mode)
+    images: list[np.ndarray] = []
+    for file in files:
+        image = read_image(root / file, size, mode)
+        if images and image.shape[1:] != images[0].shape[1:]:
+            (h0, w0), (h, w) = images[0].shape[1:], image.shape[1:]
+            raise GudaError(
+                f"images in {root} differ in size: {files[0]} is {w0}x{h0}, {file} is {w}x{h}; "
+                "give --size N to scale and crop them all to N x N"
+            )
+        images.append(image)
+    channels = max(image.shape[0] for image in images)
+    out = np.empty((len(images), channels, *images[0].shape[1:]), dtype=np.uint8)
+    for i, image in enumerate(images):
+        out[i] = image  # grey among colours is repeated over the channels
+    out.setflags(write=False)
+    return out
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def group_labels(root: Path, files: Sequence[str], group_by: str | None = None) -> list[str]:
+    """The group of every file: a folder level ("level:2" or "2"; default 1) or a metadata column."""
+    level = re.fullmatch(r"(?:level:)?([0-9]+)", group_by) if group_by is not None else None
+    if group_by is not None and level is None and group_by.startswith("level:"):
+        raise GudaError(f"group-by {group_by!r} is not a folder level; write level:1, level:2, ...")
+    if group_by is None:
+        labels = _level_labels(root, files, 1)
+    elif level is not None:
+        labels = _level_labels(root, files, int(level[1]))
+    else:
+        labels = _column_labels(root, files, group_by)
+    if len(set(labels)) == 1:
+        raise GudaError(
+            f"all {len(labels)} images in {root} are in one group, {labels[0]!r}; attribution compares "
+            "at least two: choose another folder level or metadata column with --group-by"
+        )
+    return labels
+
+
+def _level_labels(root: Path, files: Sequence[str], level: int) -> list[str]:
+    if level < 1:
+        raise GudaError("folder levels count from 1: level:1 is the first folder below the root")
+    labels = []
+    for file in files:
+        folders = file.split("/")[:-1]
+        if len(folders) < level:
+            raise GudaError(
+                f"{file} in {root} has {len(folders)} folders above it, but its group is the name of folder "
+                f"level {level}; put it in a folder, or group by a metadata column with --group-by COLUMN"
+            )
+        labels.append(folders[level - 1])
+    return labels
+
+
+def _column_labels(root: Path, files: Sequence[str], column: str) -> list[str]:
+    present = [root / name for name in METADATA if (root / name).is_file()]
+    if not present:
+        raise GudaError(
+            f"cannot group by {column!r}: {root} has no metadata.jsonl or metadata.csv; add one with columns "
+            f"file_name and {column}, or group by folder with --group-by level:1"
+        )
+    if len(present) > 1:
+        raise GudaError(f"{root} has both metadata.jsonl and metadata.csv; keep one")
+    table = read_rows(present[0])
+    columns = list(dict.fromkeys(name for row in table for name in row.values))
+    if column not in columns:
+        raise GudaError(
+            f"{present[0]} has no column {column!r}; its columns are {choices(columns)}"
+            f"{suggestion(column, columns)}"
+        )
+    return [_group_value(row, column) for row in match_rows(present[0], table, files)]
+
+
+def _group_value(row: Row, column: str) -> str:
+    value = row.values.get(column)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise GudaError(f"{row.where}: column {column!r} is empty; every image needs a group")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int):
+        raise GudaError(f"{row.where}: column {column!r} holds {value!r}; a group is text or a whole number")
+    return str(value)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a metadata or prompts file; `where` is "file:line", for errors."""
+
+    where: str
+    values: dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """A .jsonl or .csv file. CSV cells stay text: no guessing that turns an artist called "NA" into a gap."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as f:
+            rows = _read_csv(path, f) if path.suffix == ".csv" else _read_jsonl(path, f)
+    except OSError as e:
+        raise GudaError(f"cannot read {path}: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise GudaError(f"{path} is not UTF-8; save it as UTF-8") from None
+    if not rows:
+        raise GudaError(f"{path} has no rows; write one row per image")
+    return rows
+
+
+def _read_csv(path: Path, lines: Any) -> list[Row]:
+    reader = csv.DictReader(lines, strict=True)
+    rows = []
+    try:
+        header = list(reader.fieldnames or ())
+        if len(set(header)) != len(header):
+            raise GudaError(f"{path} names a column twice ({choices(header)}); rename one")
+        for values in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in values:
+                raise GudaError(
+                    f"{where}: more cells than the header has columns; quote cells that hold commas"
+                )
+            rows.append(Row(where, dict(values)))
+    except csv.Error as e:
+        raise GudaError(f"{path}:{reader.line_num}: not valid CSV ({e}); correct the line") from None
+    return rows
+
+
+def _read_jsonl(path: Path, lines: Any) -> list[Row]:
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as e:
+            raise GudaError(f"{path}:{number}: not valid JSON ({e}); write one object per line") from None
+        if not isinstance(values, dict):
+            raise GudaError(
+                f'{path}:{number}: expected an object such as {{"file_name": ...}}, got {values!r}'
+            )
+        rows.append(Row(f"{path}:{number}", values))
+    return rows
+
+
+def match_rows(path: Path, rows: Sequence[Row], files: Sequence[str]) -> list[Row]:
+    """The row of every file, in the order of `files`; rows and files must correspond one to one."""
+    known, by_file = set(files), dict[str, Row]()
+    for row in rows:
+        name = row.values.get("file_name")
+        if not isinstance(name, str) or not name:
+            raise GudaError(
+                f"{row.where}: no file_name; every row names its image, relative to {path.parent}"
+            )
+        file = str(PurePosixPath(name))  # "./a.png" is "a.png"
+        if file not in known:
+            raise GudaError(
+                f"{row.where}: there is no image {name!r} in {path.parent}; "
+                "remove the row or restore the image"
+            )
+        if file in by_file:
+            raise GudaError(f"{row.where}: {name!r} already has a row ({by_file[file].where}); remove one")
+        by_file[file] = row
+    missing = [file for file in files if file not in by_file]
+    if missing:
+        raise GudaError(
+            f"{path} has no row for {missing[0]!r} "
+            f"({len(missing)} of {len(files)} images without a row); add it"
+        )
+    return [by_file[file] for file in files]

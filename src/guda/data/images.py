@@ -1,0 +1,167 @@
+"""ImageData: the training set, pixels with ids and groups, and how a stack of images is kept on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from guda.data.folder import check_options, group_labels, image_files, read_images
+from guda.data.groups import Groups
+from guda.data.pixels import as_pixels, check_pixels
+from guda.errors import GudaError, Mismatch
+from guda.runs import store
+
+# What an index.json must hold before it is unpacked; everything finer is caught by the digest.
+INDEX_TYPES: dict[str, Any] = {"ids": list, "name": str, "prompts": list | None}
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """Training images uint8 [n, C, H, W] (read-only), one id and one group each; `meta` says wherefrom.
+
+    `digest` covers pixels, ids and groups, in order; not `name` and `meta`, which change nothing computed.
+    """
+
+    images: np.ndarray
+    ids: tuple[str, ...]
+    groups: Groups
+    name: str
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "images", check_pixels(self.images, "training images"))
+        object.__setattr__(self, "ids", check_ids(self.ids, self.n, "training images"))
+        if self.groups.n_images != self.n:
+            raise GudaError(
+                f"{self.n} training images but group labels for {self.groups.n_images}; give one each"
+            )
+        try:
+            object.__setattr__(self, "meta", json.loads(store.canonical(self.meta)))
+        except (TypeError, ValueError) as e:
+            raise GudaError(f"meta of {self.name!r} must be plain JSON ({e})") from None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        images: np.ndarray,
+        labels: Sequence[str],
+        ids: Sequence[str] | None = None,
+        name: str = "arrays",
+        layout: str | None = None,
+    ) -> ImageData:
+        """uint8, or floats in [0, 1]; NCHW, NHWC or NHW, told by the channel axis (1 or 3) or `layout`."""
+        pixels = as_pixels(images, layout)
+        ids = [f"image-{i:06d}" for i in range(len(pixels))] if ids is None else ids
+        return cls(pixels, tuple(ids), Groups.from_labels(labels), name, {"source": "arrays"})
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        group_by: str | None = None,
+        size: int | None = None,
+        mode: str | None = None,
+    ) -> ImageData:
+        """An image folder; groups are folders ("level:N", default the first) or a metadata column."""
+        root = Path(path).expanduser()
+        check_options(size, mode)
+        files = image_files(root)
+        groups = Groups.from_labels(group_labels(root, files, group_by))  # before the slow part
+        meta = {"source": "folder", "path": str(path), "group_by": group_by, "size": size, "mode": mode}
+        return cls(read_images(root, files, size, mode), tuple(files), groups, root.resolve().name, meta)
+
+    @property
+    def n(self) -> int:
+        return int(self.images.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        c, h, w = self.images.shape[1:]
+        return int(c), int(h), int(w)
+
+    @cached_property
+    def digest(self) -> str:
+        parts = [store.digest_arrays(self.images), list(self.ids), self.groups.to_json()]
+        return store.digest(parts, length=64)
+
+    def take(self, indices: np.ndarray) -> ImageData:
+        """The selected images, in the order of `indices`; every group must keep at least one."""
+        ids = tuple(self.ids[int(i)] for i in indices)
+        return replace(self, images=self.images[indices], ids=ids, groups=self.groups.take(indices))
+
+    def summary(self) -> list[tuple[str, int, float]]:
+        """(group, number of images, share of all images) per group, for display."""
+        pairs = zip(self.groups.names, self.groups.sizes, strict=True)
+        return [(name, size, size / self.n) for name, size in pairs]
+
+    def save(self, folder: str | Path) -> None:
+        index = {"ids": list(self.ids), "groups": self.groups.to_json(), "name": self.name, "meta": self.meta}
+        write_stack(Path(folder), "images", self.images, index, self.digest)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ImageData:
+        images, index = read_stack(Path(folder), "images", {"ids", "groups", "name", "meta"})
+        groups = Groups.from_json(index["groups"])
+        data = cls(images, tuple(index["ids"]), groups, index["name"], index["meta"])
+        check_digest(Path(folder), data.digest, index["digest"])
+        return data
+
+
+def check_ids(ids: Sequence[str], n: int, what: str) -> tuple[str, ...]:
+    """`n` different non-empty texts, as plain str."""
+    if isinstance(ids, str):
+        raise GudaError(f"ids of {what} must be a list with one id per image, not the text {ids!r}")
+    if len(ids) != n:
+        raise GudaError(f"{n} {what} but {len(ids)} ids; give one id per image")
+    seen: set[str] = set()
+    for i, name in enumerate(ids):
+        if not isinstance(name, str) or not name.strip():
+            raise GudaError(f"id {i} of {what} is {name!r}; ids are non-empty texts")
+        if name in seen:
+            raise GudaError(f"id {name!r} of {what} occurs twice; ids must differ")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise GudaError(f"id {name!a} of {what} is not valid Unicode; rename it") from None
+        seen.add(name)
+    return tuple(str(name) for name in ids)
+
+
+def write_stack(folder: Path, kind: str, images: np.ndarray, index: dict[str, Any], digest: str) -> None:
+    """images.safetensors, then index.json: a kill in between leaves a pair whose digest does not match."""
+    import torch
+
+    store.write_tensors(folder / "images.safetensors", {"images": torch.from_numpy(images.copy())})
+    store.write_json(folder / "index.json", {"kind": kind, "digest": digest, **index})
+
+
+def read_stack(folder: Path, kind: str, keys: set[str]) -> tuple[np.ndarray, dict[str, Any]]:
+    """What write_stack wrote, the digest not yet checked."""
+    index = store.read_json(folder / "index.json")
+    if isinstance(index, dict) and index.get("kind", kind) != kind:
+        raise GudaError(
+            f"{folder} holds {index['kind']}, not {kind}; give the folder the {kind} were saved to"
+        )
+    whole = isinstance(index, dict) and {"kind", "digest", *keys} <= index.keys()
+    if not whole or not all(isinstance(index.get(key), kinds) for key, kinds in INDEX_TYPES.items()):
+        raise GudaError(f"{folder / 'index.json'} is not an index of stored {kind}; save the {kind} again")
+    tensors, _ = store.read_tensors(folder / "images.safetensors")
+    if set(tensors) != {"images"}:
+        raise GudaError(
+            f"{folder / 'images.safetensors'} holds {sorted(tensors)}, not images; save them again"
+        )
+    images = tensors["images"].numpy()
+    images.setflags(write=False)  # nobody else holds it, so it need not be copied
+    return images, index
+
+
+def check_digest(folder: Path, found: str, recorded: str) -> None:
+    if found != recorded:
+        raise Mismatch(f"{folder} has changed since it was saved (digest)", found, recorded, "save it again")

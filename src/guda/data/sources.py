@@ -1,0 +1,106 @@
+"""Sources: training data by name ("digits") or by path (an image folder).
+
+A new source is a function that returns ImageData, registered with @source("name"). The options it takes are
+its keyword parameters among size, group_by and mode; any other option given to it is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from guda.data.groups import choices, suggestion
+from guda.data.images import ImageData
+from guda.errors import GudaError
+
+Loader = TypeVar("Loader", bound=Callable[..., ImageData])
+
+_SOURCES: dict[str, Callable[..., ImageData]] = {}
+
+
+def source(name: str) -> Callable[[Loader], Loader]:
+    """Register a loader under `name`."""
+
+    def register(loader: Loader) -> Loader:
+        if name in _SOURCES:
+            raise GudaError(f"data source {name!r} is already registered; choose another name")
+        _SOURCES[name] = loader
+        return loader
+
+    return register
+
+
+def known_sources() -> tuple[str, ...]:
+    return tuple(sorted(_SOURCES))
+
+
+@source("digits")
+def _digits() -> ImageData:
+    from guda.data.digits import load_digits_data
+
+    return load_digits_data()
+
+
+def load_source(
+    name_or_path: str,
+    *,
+    size: int | None = None,
+    group_by: str | None = None,
+    mode: str | None = None,
+    limit_per_group: int | None = None,
+    seed: int = 0,
+) -> ImageData:
+    """A registered source, or the image folder at a path; write ./digits for a folder named like a source.
+
+    limit_per_group: at most this many images of each group, drawn by `seed`; the order of the images is kept.
+    """
+    name = str(name_or_path)
+    loader: Callable[..., ImageData]
+    if name in _SOURCES:
+        loader = _SOURCES[name]
+    elif "/" in name or os.sep in name or os.path.exists(name):
+
+        def loader(
+            size: int | None = None, group_by: str | None = None, mode: str | None = None
+        ) -> ImageData:
+            return ImageData.from_folder(name, group_by=group_by, size=size, mode=mode)
+    else:
+        raise GudaError(
+            f"unknown data source {name!r}; the sources are {choices(known_sources())}, "
+            f"and any path to an image folder{suggestion(name, known_sources())}"
+        )
+    given = {"size": size, "group_by": group_by, "mode": mode}
+    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    takes = [key for key in given if key in inspect.signature(loader).parameters]
+    for key in options:
+        if key not in takes:
+            raise GudaError(
+                f"data source {name!r} does not take {key} (given: {options[key]!r}); "
+                + (f"it takes {choices(takes)}" if takes else "it takes no such options")
+            )
+    data = loader(**options)
+    return data if limit_per_group is None else limit_groups(data, limit_per_group, seed)
+
+
+def limit_groups(data: ImageData, limit: int, seed: int) -> ImageData:
+    """At most `limit` images per group, in their old order.
+
+    Each group draws from its own stream, keyed (seed, group name), so what is kept of one group does not
+    depend on which other groups there are.
+    """
+    for what, value, least in (("limit_per_group", limit, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise GudaError(f"{what} must be a whole number, at least {least}, got {value!r}")
+    kept = []
+    for k, name in enumerate(data.groups.names):
+        key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(seed), key])))
+        kept.append(rng.permutation(data.groups.members(k))[:limit])
+    taken = data.take(np.sort(np.concatenate(kept)))
+    return replace(taken, meta={**data.meta, "limit_per_group": int(limit), "limit_seed": int(seed)})

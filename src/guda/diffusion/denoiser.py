@@ -1,0 +1,173 @@
+"""Denoiser: the only thing the rest of guda knows of a network.
+
+One interface over any nn.Module (x_t, t) -> prediction and over diffusers models: `eps(x_t, t, cond)`,
+`encode(images)`, `condition(prompts)`, `schedule`. Training and gradient methods may also use `module`,
+`raw(x_t, t, cond)` (native output) and `target(x0, eps, t)`.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from guda.data.pixels import to_float, to_uint8
+from guda.diffusion.cond import Cond
+from guda.diffusion.schedule import Schedule
+from guda.errors import GudaError
+from guda.runs.store import digest_arrays
+
+
+def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
+    """sha256 over names and values: the identity of a set of weights, whatever file held it."""
+    h = hashlib.sha256()
+    for name in sorted(state):
+        h.update(name.encode())
+        h.update(digest_arrays(state[name].detach().cpu().contiguous().view(-1).numpy()).encode())
+    return h.hexdigest()
+
+
+class Denoiser:
+    """A network with its schedule. Pixel space, unconditional or class-conditional; images in [-1, 1]."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        schedule: Schedule,
+        shape: Sequence[int],
+        *,
+        n_classes: int | None = None,
+        scheduler: Any = None,
+    ) -> None:
+        self.module = module.eval()
+        self.schedule = schedule
+        self.shape = tuple(int(n) for n in shape)  # (C, H, W) of one image
+        self.n_classes = n_classes
+        self.scheduler = scheduler  # the diffusers scheduler it came with, needed to sample and to save
+
+    @classmethod
+    def from_module(cls, module: nn.Module, scheduler: Any, shape: Sequence[int] | None = None) -> Denoiser:
+        """Wrap a network: a diffusers model, or any nn.Module called as module(x_t, t). `scheduler`: diffusers'."""
+        config = getattr(module, "config", None)
+        n_classes = None
+        if config is not None and hasattr(config, "sample_size"):
+            size = config.sample_size
+            height, width = (size, size) if isinstance(size, int) else size
+            shape = shape or (config.in_channels, height, width)
+            if config.out_channels == 2 * config.in_channels:
+                raise GudaError("the network has a learned-variance head (twice the channels); not supported")
+            if config.out_channels != config.in_channels:
+                raise GudaError(f"the network maps {config.in_channels} channels to {config.out_channels}")
+            if getattr(config, "class_embed_type", None) is not None or hasattr(config, "cross_attention_dim"):
+                raise GudaError("this kind of conditioning is not supported here yet; use a class-conditional UNet2D")
+            n_classes = getattr(config, "num_class_embeds", None)
+        if shape is None:
+            raise GudaError("give the image shape (C, H, W): the module has no config to read it from")
+        return cls(module, Schedule.from_scheduler(scheduler), shape, n_classes=n_classes, scheduler=scheduler)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, scheduler: str | None = None) -> Denoiser:
+        """A local folder or Hub id in the diffusers layout (safetensors only); see `loading.load`."""
+        from guda.diffusion.loading import load
+
+        module, found = load(str(path), scheduler)
+        denoiser = cls.from_module(module, found)
+        denoiser.check_finite(str(path))
+        return denoiser
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write the diffusers pipeline layout: model_index.json, unet/, scheduler/."""
+        from guda.diffusion.loading import save
+
+        save(self, Path(path))
+
+    # ---- what the network says ----------------------------------------------------------------------------
+
+    def raw(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
+        """The network's native output."""
+        if self.n_classes is not None and cond is None:
+            raise GudaError("this model is class-conditional: every image needs its class (a prompts.jsonl file)")
+        out = self.module(x_t, t, **(cond.tensors if cond is not None else {}))
+        return out if isinstance(out, torch.Tensor) else out.sample
+
+    def eps(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
+        return self.schedule.to_eps(self.raw(x_t, t, cond), x_t, t)
+
+    def x0(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
+        return self.schedule.to_x0(self.raw(x_t, t, cond), x_t, t)
+
+    def target(self, x0: torch.Tensor, eps: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return self.schedule.target(x0, eps, t)
+
+    # ---- what goes in ---------------------------------------------------------------------------------------
+
+    @property
+    def conditional(self) -> bool:
+        return self.n_classes is not None
+
+    def encode(self, images: np.ndarray) -> torch.Tensor:
+        """uint8 [n,C,H,W] -> x_0. Pixel models: the image in [-1, 1]."""
+        return torch.from_numpy(to_float(images))
+
+    def decode(self, x0: torch.Tensor) -> np.ndarray:
+        return to_uint8(x0.detach().cpu().numpy())
+
+    def condition(self, prompts: Sequence[str] | None) -> Cond | None:
+        """What the network is told for each image; class-conditional models read the class index."""
+        if self.n_classes is None:
+            if prompts is not None:
+                raise GudaError("the model is unconditional but the queries have prompts; remove prompts.jsonl")
+            return None
+        if prompts is None:
+            raise GudaError("this model is class-conditional: every image needs its class (a prompts.jsonl file)")
+        for p in prompts:
+            if not p.isdigit() or int(p) >= self.n_classes:
+                raise GudaError(f"class {p!r} is not one of 0..{self.n_classes - 1}")
+        return Cond({"class_labels": torch.tensor([int(p) for p in prompts])})
+
+    # ---- weights --------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return next((p.device for p in self.module.parameters()), torch.device("cpu"))
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return dict(self.module.state_dict())
+
+    def digest(self) -> str:
+        return weights_digest(self.weights())
+
+    def check_finite(self, where: str) -> None:
+        for name, value in self.weights().items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise GudaError(f"{where}: weight {name!r} holds NaN or infinity; the checkpoint is broken")
+
+    def check_weights(self, state: Mapping[str, torch.Tensor], where: str) -> None:
+        mine = self.weights()
+        if set(mine) != set(state):
+            odd = sorted(set(mine) ^ set(state))[0]
+            raise GudaError(f"{where} does not fit this network: weight {odd!r} is on one side only")
+        for name, value in state.items():
+            if value.shape != mine[name].shape:
+                raise GudaError(f"{where}: {name!r} is {tuple(value.shape)}, the network has {tuple(mine[name].shape)}")
+
+    def with_weights(self, state: Mapping[str, torch.Tensor]) -> Denoiser:
+        """A second network of the same kind; this one is left alone."""
+        twin = self.clone()
+        self.check_weights(state, "the given weights")
+        twin.module.load_state_dict(dict(state))
+        return twin
+
+    def clone(self) -> Denoiser:
+        twin = copy.copy(self)
+        twin.module = copy.deepcopy(self.module).eval()
+        return twin
+
+    def n_parameters(self) -> int:
+        return sum(p.numel() for p in self.module.parameters())

@@ -1,0 +1,126 @@
+"""Reading and writing the diffusers folder layout. Safetensors only, and only classes guda knows: no code is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guda.errors import GudaError
+
+if TYPE_CHECKING:
+    from guda.diffusion.denoiser import Denoiser
+
+NETS = ("UNet2DModel", "ResidualMLP")
+SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid")
+
+
+def _net_class(name: str) -> Any:
+    if name == "ResidualMLP":
+        from guda.diffusion.nets import ResidualMLP
+
+        return ResidualMLP
+    if name in NETS:
+        import diffusers
+
+        return getattr(diffusers, name)
+    raise GudaError(f"network class {name!r} is not supported; guda reads {', '.join(NETS)}")
+
+
+def make_scheduler(text: str) -> Any:
+    """`linear:1000` or `squaredcos_cap_v2:4000:v_prediction` -> a DDPMScheduler; or a folder that holds one."""
+    from diffusers import DDPMScheduler
+
+    folder = Path(text)
+    if (folder / "scheduler_config.json").is_file():
+        return read_scheduler(folder)
+    kind, _, rest = text.partition(":")
+    steps, _, prediction = rest.partition(":")
+    if kind not in SCHEDULES or not steps.isdigit() or int(steps) < 2:
+        raise GudaError(
+            f"scheduler {text!r} is neither a folder with scheduler_config.json nor KIND:STEPS[:PREDICTION] "
+            f"with KIND one of {', '.join(SCHEDULES)}, e.g. linear:1000"
+        )
+    return DDPMScheduler(
+        num_train_timesteps=int(steps), beta_schedule=kind, prediction_type=prediction or "epsilon"
+    )
+
+
+def read_scheduler(folder: Path) -> Any:
+    import diffusers
+
+    config = _read_config(folder / "scheduler_config.json")
+    cls = getattr(diffusers, str(config.get("_class_name")), None)
+    if cls is None:
+        raise GudaError(f"{folder}: diffusers has no scheduler {config.get('_class_name')!r}")
+    return cls.from_pretrained(str(folder))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as e:
+        raise GudaError(f"{path} cannot be read: {e}") from None
+
+
+def load(path: str, scheduler: str | None = None) -> tuple[Any, Any]:
+    """(network, scheduler) from a pipeline folder, a bare model folder (then `scheduler` is needed), or a Hub id."""
+    folder = Path(path)
+    if not folder.exists():
+        folder = _download(path)
+    if (folder / "model_index.json").is_file():
+        index = _read_config(folder / "model_index.json")
+        if "unet" not in index or "scheduler" not in index:
+            raise GudaError(f"{folder}/model_index.json names no unet and scheduler; not a DDPM-like pipeline")
+        cls = _net_class(index["unet"][1])
+        net_folder, found = folder / "unet", folder / "scheduler"
+    elif (folder / "config.json").is_file():
+        cls = _net_class(str(_read_config(folder / "config.json").get("_class_name")))
+        net_folder = folder
+        found = next(
+            (f for f in (folder, folder / "scheduler", folder.parent / "scheduler")
+             if (f / "scheduler_config.json").is_file()), folder,
+        )  # fmt: skip
+    else:
+        raise GudaError(f"{folder} holds neither model_index.json nor config.json; give a diffusers model folder")
+    if not any(net_folder.glob("*.safetensors")):
+        raise GudaError(f"{net_folder} holds no .safetensors weights (pickled .bin files are not read); re-save it")
+    if scheduler is None and not (found / "scheduler_config.json").is_file():
+        raise GudaError(
+            f"{folder} has no noise schedule (scheduler_config.json); say which one it was trained with, "
+            "e.g. --scheduler linear:1000 or --scheduler FOLDER"
+        )
+    try:
+        module = cls.from_pretrained(str(net_folder), use_safetensors=True, low_cpu_mem_usage=False)
+    except Exception as e:  # diffusers raises many kinds for a damaged file; each means the same to a user
+        raise GudaError(f"{net_folder} cannot be loaded: {str(e).splitlines()[0]}") from e
+    return module.float(), make_scheduler(scheduler) if scheduler else read_scheduler(found)
+
+
+def _download(path: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    if path.startswith((".", "/")) or path.count("/") != 1:
+        raise GudaError(f"model {path!r}: no such folder, and not a Hub id (owner/name)")
+    try:
+        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as e:  # offline, missing, gated: huggingface_hub has a class for each
+        raise GudaError(f"model {path!r}: no such folder, and the Hub says: {str(e).splitlines()[0]}") from e
+
+
+def save(denoiser: Denoiser, folder: Path) -> None:
+    module, scheduler = denoiser.module, denoiser.scheduler
+    if not hasattr(module, "save_pretrained") or type(module).__name__ not in NETS:
+        raise GudaError(f"{type(module).__name__} cannot be saved as a diffusers folder; use one of {', '.join(NETS)}")
+    if scheduler is None:
+        raise GudaError("the denoiser has no diffusers scheduler to save beside its weights")
+    folder.mkdir(parents=True, exist_ok=True)
+    module.save_pretrained(str(folder / "unet"), safe_serialization=True)
+    scheduler.save_pretrained(str(folder / "scheduler"))
+    library = "guda" if type(module).__module__.startswith("guda.") else "diffusers"
+    index = {
+        "_class_name": "DDPMPipeline",
+        "scheduler": ["diffusers", type(scheduler).__name__],
+        "unet": [library, type(module).__name__],
+    }
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")

@@ -1,0 +1,173 @@
+"""The full models of a run: the one it is about, and those its LOGO seeds are compared with.
+
+`base` is the run's model (given, or trained with the recipe's seed); `full-s<seed>` are full models trained here.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from guda.data.images import ImageData
+from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.schedule import Schedule
+from guda.engine.tasks import Task
+from guda.errors import GudaError, Mismatch
+from guda.runs import progress
+from guda.runs.recipe import ModelConfig
+from guda.runs.run import Run
+from guda.runs.store import atomic_folder, read_json, write_json
+
+CARD = "guda.json"  # beside a trained model: what it is and the digest of its weights
+
+
+@lru_cache(maxsize=4)
+def _data(folder: str, mtime: int) -> ImageData:
+    return ImageData.load(folder)
+
+
+def load_data(run: Run) -> ImageData:
+    folder = run.path("data")
+    index = folder / "index.json"
+    return _data(str(folder), index.stat().st_mtime_ns) if index.is_file() else ImageData.load(folder)
+
+
+def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
+    """A network to train, of the recipe's architecture, for images of `shape` (C, H, W)."""
+    from guda.diffusion.loading import make_scheduler
+
+    channels, height, width = shape
+    if config.scheduler is None:
+        raise GudaError("model.scheduler is needed to train a model, e.g. squaredcos_cap_v2:1000")
+    if height != width:
+        raise GudaError(f"images are {width}x{height}; training needs square images: give --size N")
+    options = {"sample_size": height, "in_channels": channels, "out_channels": channels} | config.options
+    try:
+        if config.net == "mlp":
+            from guda.diffusion.nets import ResidualMLP
+
+            module = ResidualMLP(**options)
+        else:
+            from diffusers import UNet2DModel
+
+            module = UNet2DModel(**options)
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise GudaError(f"model.options do not make a {config.net} network: {str(e).splitlines()[0]}") from None
+    denoiser = Denoiser.from_module(module, make_scheduler(config.scheduler))
+    if denoiser.shape != tuple(shape):
+        raise GudaError(f"model.options make a network for {denoiser.shape}, the images are {tuple(shape)}")
+    return denoiser
+
+
+def full_name(seed: int) -> str:
+    return f"full-s{seed}"
+
+
+def resolve(run: Run, name: str) -> str:
+    """`base` of a run without a given model is the full model of the recipe's seed."""
+    if name == "base" and run.recipe.model.path is None:
+        if run.recipe.training is None:
+            raise GudaError(f"{run.root} has neither a model nor a training section; give --model to guda init")
+        return full_name(run.recipe.training.seed)
+    return name
+
+
+def model_files(run: Run, name: str) -> tuple[str, ...]:
+    """What must exist in the run before the model can be loaded."""
+    name = resolve(run, name)
+    return () if name == "base" else (f"models/{name}/{CARD}",)
+
+
+def model_digest(run: Run, name: str) -> str:
+    name = resolve(run, name)
+    if name == "base":
+        return str(run.info["model"])
+    return str(read_json(run.path("models", name, CARD))["weights"])
+
+
+@lru_cache(maxsize=8)
+def _load(path: str, scheduler: str | None, expected: str) -> Denoiser:
+    denoiser = Denoiser.from_pretrained(path, scheduler)
+    if (found := denoiser.digest()) != expected:
+        raise Mismatch(f"{path}: digest of the weights", found, expected, "the model changed since; use another run")
+    return denoiser
+
+
+def load_model(run: Run, name: str) -> Denoiser:
+    """Shared within a process: callers must not change its weights."""
+    name = resolve(run, name)
+    if name == "base":
+        return _load(str(run.recipe.model.path), run.recipe.model.scheduler, model_digest(run, name))
+    folder = run.path("models", name)
+    if not (folder / CARD).is_file():
+        raise GudaError(f"{run.root} has no trained model yet; run: guda train {run.root}")
+    return _load(str(folder), None, model_digest(run, name))
+
+
+@lru_cache(maxsize=8)
+def _schedule(config: str, shape: tuple[int, int, int]) -> Schedule:
+    return build(ModelConfig.model_validate_json(config), shape).schedule
+
+
+def run_schedule(run: Run) -> Schedule:
+    """The schedule, also before the model is trained."""
+    if run.recipe.model.path is not None:
+        return load_model(run, "base").schedule
+    return _schedule(run.recipe.model.model_dump_json(), load_data(run).shape)
+
+
+def architecture(run: Run) -> Denoiser:
+    """A network of the run's architecture; its weights mean nothing."""
+    if run.recipe.model.path is not None:
+        return load_model(run, "base")
+    return build(run.recipe.model, load_data(run).shape)
+
+
+def train_evals(run: Run) -> int:
+    """Evaluation units of one training (SPEC 8)."""
+    training = need_training(run)
+    return 3 * training.steps * training.batch
+
+
+def need_training(run: Run):  # type: ignore[no-untyped-def]
+    if run.recipe.training is None:
+        raise GudaError(f"{run.root}: the recipe has no `training` section, so nothing can be trained or retrained")
+    return run.recipe.training
+
+
+def full_tasks(run: Run, seed: int) -> list[Task]:
+    name = full_name(seed)
+    return [
+        Task(
+            name=f"train {name}", stage="train", fn="guda.diffusion.models:train_full", args={"seed": seed},
+            makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)),
+        )
+    ]  # fmt: skip
+
+
+def train_full(run: Run, seed: int) -> float:
+    from guda.diffusion.training import train
+
+    name = full_name(seed)
+    data, config = load_data(run), need_training(run)
+    denoiser = architecture(run)
+    checkpoints = run.path("checkpoints", name)
+    trained = train(
+        denoiser, data.images, data.groups, config, seed=seed, checkpoint=checkpoints, tick=progress.tick
+    )
+    model = denoiser.with_weights(trained.weights)
+    with atomic_folder(run.path("models", name)) as tmp:
+        model.save_pretrained(tmp)
+        write_json(
+            tmp / CARD, {"name": name, "seed": seed, "weights": model.digest(), "steps": config.steps,
+                         "losses": trained.losses}
+        )  # fmt: skip
+    return drop_checkpoints(checkpoints, trained.earlier)
+
+
+def drop_checkpoints(folder: Path, earlier: float) -> float:
+    """Checkpoints have served once the model is published; returns the time spent before an interruption."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+    return earlier

@@ -1,0 +1,148 @@
+"""The noise schedule: x_t = a_t x_0 + s_t eps, and what an error at t costs in nats.
+
+With SNR_t = a_t^2 / s_t^2 the KL term of the bound at t >= 1 (0-based scheduler index) is
+
+    KL_t = w_t ||eps - eps_hat||^2,  w_t = (SNR_{t-1}/SNR_t - 1)/2 = beta_t / (2 alpha_t (1 - abar_{t-1}))
+         = (SNR_{t-1} - SNR_t)/2 ||x_0 - x0_hat||^2                (the form used where SNR_t = 0)
+
+All coefficients are float64, from the scheduler's betas through cumsum(log1p(-beta)) and expm1: float32 abar is
+0.3 % off in 1 - abar at t = 1 (SPEC section 2).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from guda.errors import GudaError
+from guda.runs.store import digest, digest_arrays
+
+PREDICTIONS = ("epsilon", "v_prediction", "sample")
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    betas: np.ndarray  # float64 [T]
+    prediction: str  # what the network predicts: one of PREDICTIONS
+
+    def __post_init__(self) -> None:
+        if self.prediction not in PREDICTIONS:
+            raise GudaError(
+                f"unknown prediction type {self.prediction!r}; guda converts {', '.join(PREDICTIONS)} to eps"
+            )
+        b = self.betas
+        if b.ndim != 1 or len(b) < 2 or not np.isfinite(b).all() or (b <= 0).any() or (b > 1).any():
+            raise GudaError("the schedule's betas must be at least two finite numbers in (0, 1]")
+
+    @classmethod
+    def from_scheduler(cls, scheduler: Any) -> Schedule:
+        """From any diffusers scheduler that has betas (DDPM, DDIM, DPM-Solver, PNDM, ...)."""
+        name = type(scheduler).__name__
+        betas = getattr(scheduler, "betas", None)
+        if betas is None:
+            raise GudaError(f"scheduler {name} has no betas; guda supports variance-preserving diffusers schedulers")
+        if str(scheduler.config.get("variance_type") or "").startswith("learned"):
+            raise GudaError(f"scheduler {name} has a learned variance; guda scores fixed-variance models only")
+        prediction = scheduler.config.get("prediction_type", "epsilon")
+        return cls(np.asarray(betas, dtype=np.float64), prediction)
+
+    @property
+    def T(self) -> int:
+        return len(self.betas)
+
+    @cached_property
+    def log_abar(self) -> np.ndarray:
+        with np.errstate(divide="ignore"):  # a terminal beta of 1 means SNR = 0, log abar = -inf: intended
+            return np.cumsum(np.log1p(-self.betas))
+
+    @cached_property
+    def abar(self) -> np.ndarray:
+        return np.exp(self.log_abar)
+
+    @cached_property
+    def a(self) -> np.ndarray:
+        """Signal scale sqrt(abar)."""
+        return np.exp(0.5 * self.log_abar)
+
+    @cached_property
+    def s(self) -> np.ndarray:
+        """Noise scale sqrt(1 - abar)."""
+        return np.sqrt(-np.expm1(self.log_abar))
+
+    @cached_property
+    def log_snr(self) -> np.ndarray:
+        return self.log_abar - np.log(-np.expm1(self.log_abar))
+
+    @cached_property
+    def zero_snr(self) -> np.ndarray:
+        """Where x_t holds no signal; there the error is taken in x_0 instead of eps."""
+        return np.isneginf(self.log_snr)
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """w_t in nats per unit of squared error (eps form, or x_0 form where SNR_t = 0); w_0 = 0: no t = 0 term."""
+        w = np.zeros(self.T)
+        previous, here = self.log_snr[:-1], self.log_snr[1:]
+        with np.errstate(over="ignore"):
+            w[1:] = np.where(self.zero_snr[1:], np.exp(previous) / 2, np.expm1(previous - here) / 2)
+        return w
+
+    @cached_property
+    def t_max(self) -> int:
+        """Largest t with beta_t < 0.5: squared-cosine schedules end in one step that would hold 97 % of all weight."""
+        return int(np.flatnonzero(self.betas < 0.5).max())
+
+    @cached_property
+    def digest(self) -> str:
+        return digest([digest_arrays(self.betas), self.prediction])
+
+    def coefficients(self, t: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(a_t, s_t) shaped to broadcast over `like`, in its dtype; rounded from float64 once."""
+        index = t.detach().cpu().numpy()
+        shape = (-1,) + (1,) * (like.ndim - 1)
+        return (
+            torch.from_numpy(self.a[index]).to(like).reshape(shape),
+            torch.from_numpy(self.s[index]).to(like).reshape(shape),
+        )
+
+    def add_noise(self, x0: torch.Tensor, eps: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        a, s = self.coefficients(t, x0)
+        return a * x0 + s * eps
+
+    def to_eps(self, output: torch.Tensor, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """The network's native output as a prediction of eps."""
+        if self.prediction == "epsilon":
+            return output
+        a, s = self.coefficients(t, x_t)
+        if self.prediction == "v_prediction":
+            return a * output + s * x_t
+        return (x_t - a * output) / s
+
+    def to_x0(self, output: torch.Tensor, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """The network's native output as a prediction of x_0."""
+        if self.prediction == "sample":
+            return output
+        a, s = self.coefficients(t, x_t)
+        if self.prediction == "v_prediction":
+            return a * x_t - s * output
+        if bool(self.zero_snr[t.cpu().numpy()].any()):
+            raise GudaError("an eps-predicting network says nothing about x_0 where SNR = 0; leave that timestep out")
+        return (x_t - s * output) / a
+
+    def target(self, x0: torch.Tensor, eps: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """What the network should output at x_t: the training target in its native parametrisation."""
+        if self.prediction == "epsilon":
+            return eps
+        if self.prediction == "sample":
+            return x0
+        a, s = self.coefficients(t, x0)
+        return a * eps - s * x0
+
+    def describe(self) -> str:
+        snr = math.exp(min(self.log_snr[0], 700))
+        return f"T={self.T}, predicts {self.prediction}, t_max={self.t_max}, SNR_0={snr:.3g}"

@@ -1,0 +1,95 @@
+"""The stream of training examples: which image, timestep, noise and flip come next, as a pure function of a seed.
+
+Every epoch is one keyed permutation of ALL images; each place in it has its own keyed (t, eps, flip). Leaving a group
+out deletes its places and changes nothing else, so two runs with the same key see the same images in the same order
+with the same noise up to the left-out items: that is what coupling LOGO runs means (SPEC section 3).
+Exposure matching: epoch e of the full model leaves out one group, groups cycling through keyed permutations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from guda.data.groups import Groups
+from guda.diffusion.noise import Key, generator
+
+CHUNK = 256  # places whose noise is drawn together
+
+
+@dataclass(frozen=True)
+class Batch:
+    index: np.ndarray  # int [B], into the training images
+    t: np.ndarray  # int64 [B], 0..T-1
+    eps: np.ndarray  # float32 [B, C, H, W]
+    flip: np.ndarray  # bool [B]
+
+
+class Stream:
+    def __init__(
+        self,
+        key: Key,
+        groups: Groups,
+        shape: tuple[int, ...],
+        T: int,
+        *,
+        leave_out: int | None = None,
+        exposure_matched: bool = False,
+    ) -> None:
+        self.key, self.groups, self.shape, self.T = tuple(key), groups, shape, T
+        self.leave_out, self.exposure_matched = leave_out, exposure_matched
+        self.n = len(groups.labels)
+        self.seek(0, 0)
+
+    def seek(self, epoch: int, place: int) -> None:
+        """Go to a place; with `cursor` this is all the state there is."""
+        self._epoch, self._place = epoch, place
+        self._open()
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        return self._epoch, self._place
+
+    def left_out(self, epoch: int) -> int | None:
+        """The group that this epoch does not show."""
+        if self.leave_out is not None or not self.exposure_matched:
+            return self.leave_out
+        n = len(self.groups.names)
+        return int(generator(*self.key, "exposure", epoch // n).permutation(n)[epoch % n])
+
+    def _open(self) -> None:
+        order = generator(*self.key, "order", self._epoch).permutation(self.n)
+        out = self.left_out(self._epoch)
+        kept = np.ones(self.n, bool) if out is None else ~self.groups.membership[order, out]
+        self._order, self._places = order, np.flatnonzero(kept)
+        self._chunk_index, self._chunk = -1, (np.empty(0), np.empty(0), np.empty(0))
+
+    def _noise(self, chunk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if chunk != self._chunk_index:
+            g = generator(*self.key, "noise", self._epoch, chunk)
+            self._chunk = (
+                g.integers(0, self.T, CHUNK),
+                g.standard_normal((CHUNK, *self.shape), dtype=np.float32),
+                g.random(CHUNK) < 0.5,
+            )
+            self._chunk_index = chunk
+        return self._chunk
+
+    def take(self, size: int) -> Batch:
+        """The next `size` examples, across epochs if need be."""
+        parts: list[Batch] = []
+        while size > 0:
+            start = int(np.searchsorted(self._places, self._place))
+            if start == len(self._places):
+                self._epoch, self._place = self._epoch + 1, 0
+                self._open()
+                continue
+            chunk = int(self._places[start]) // CHUNK
+            stop = min(start + size, int(np.searchsorted(self._places, (chunk + 1) * CHUNK)))
+            places = self._places[start:stop]
+            t, eps, flip = self._noise(chunk)
+            parts.append(Batch(self._order[places], t[places % CHUNK], eps[places % CHUNK], flip[places % CHUNK]))
+            self._place = int(places[-1]) + 1
+            size -= len(places)
+        return Batch(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("index", "t", "eps", "flip")))

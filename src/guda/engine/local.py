@@ -1,0 +1,94 @@
+"""Tasks in worker processes on this machine, one thread each.
+
+Only schedules: what a task computes does not depend on how many workers there are. Workers are spawned (a forked torch
+deadlocks) and watch their parent, so kill -9 on the driver leaves no orphan behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait as wait_sentinel
+
+from guda.engine.tasks import Task, execute, pending
+from guda.errors import GudaError
+from guda.runs import progress
+from guda.runs.run import Run
+
+POLL = 0.25  # seconds between looks at the heartbeats
+
+# (tasks done, tasks in all, fraction of the estimated cost, names of the running tasks)
+Watcher = Callable[[int, int, float, list[str]], None]
+
+
+def _start_worker() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+
+    def leave_with_parent() -> None:
+        assert parent is not None
+        wait_sentinel([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+
+
+def default_workers() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_tasks(run: Run, tasks: list[Task], workers: int | None = None, watch: Watcher | None = None) -> int:
+    """Run what is not done yet; returns how many tasks that were. The first failure stops the rest."""
+    left = pending(run, tasks)
+    if not left:
+        return 0
+    workers = max(1, min(workers or default_workers(), len(left)))
+    total, total_cost, done_cost, done = len(left), sum(t.cost for t in left), 0.0, 0
+    running: dict[Future[float], Task] = {}
+    # threads of BLAS inside the workers: set before they import numpy
+    environment = {k: os.environ.get(k) for k in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(environment, "1"))
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    try:
+        while left or running:
+            for task in [t for t in left if t.ready(run)][: workers - len(running)]:
+                left.remove(task)
+                running[pool.submit(execute, str(run.root), task)] = task
+            if not running:
+                missing = next(p for p in left[0].needs if not run.has(p))
+                raise GudaError(f"{left[0].name} needs {missing}, which nothing makes; run the earlier steps first")
+            finished, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
+            for future in finished:
+                task = running.pop(future)
+                future.result()
+                done, done_cost = done + 1, done_cost + task.cost
+            if watch is not None:
+                partial = sum(t.cost * progress.fraction(run.path(t.heartbeat)) for t in running.values())
+                watch(done, total, (done_cost + partial) / total_cost, [t.name for t in running.values()])
+    except BrokenProcessPool:
+        raise GudaError(
+            "a worker process died (killed, or out of memory); nothing finished is lost: run the same command again"
+        ) from None
+    finally:
+        for future in running:
+            future.cancel()
+        _terminate(pool)
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+    return total
+
+
+def _terminate(pool: ProcessPoolExecutor) -> None:
+    """Do not wait for tasks that nobody wants any more (Ctrl-C, or another task failed)."""
+    for process in list((pool._processes or {}).values()):
+        process.terminate()
+    pool.shutdown(wait=True, cancel_futures=True)

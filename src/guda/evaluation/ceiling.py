@@ -1,0 +1,216 @@
+"""What agreement with the LOGO oracle is attainable at all, and how close each method comes (SPEC 3).
+
+Two LOGO retrainings disagree, so a method is compared with what ONE retraining achieves. For seed s the gold
+is the mean of the OTHER seeds, g_s = mean_{j != s} LOGOA^(j); LOGO seed s and every method face that gold:
+
+    ceiling = mean_s A(LOGOA^(s), g_s)       method = mean_s A(scores, g_s)       A: a metric of `metrics.py`
+
+A method may exceed the ceiling: it has no retraining noise of its own. How good the gold is, is another
+question: its reliability, which Spearman and Brown extrapolate from the mean correlation r of two seeds,
+R = S r / (1 + (S-1) r).
+
+Intervals are paired bootstraps over queries; with S >= 3 also over seeds. The S golds share seeds, so the
+rows A(., g_s) are far from independent: resampling them would show 1 / (S (S-1)) of a method's variance over
+seeds. Resampled instead are jackknife pseudo-values, theta_q + e_j: theta_q is the mean of the rows,
+e_j = sqrt(S (S-1)) (mean_i theta_-i - theta_-j) the effect of seed j, theta_-j the figure without it. Their
+mean varies as the jackknife says, (S-1)/S sum_j (theta_-j - mean)^2, less what finitely many queries add.
+With 3 seeds such an interval is an indication: 2 degrees of freedom. The tests simulate the coverage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from guda.errors import GudaError
+from guda.evaluation.bootstrap import RESAMPLE_SEEDS_FROM, Interval, percentile_interval, resampled_means
+from guda.evaluation.metrics import LOWEST, METRICS, per_query, random_baseline
+
+Array = NDArray[np.float64]
+
+CEILING = "logo"  # the oracle's method id: its row IS the ceiling, so no method may be called so
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Of group scores centred per query: r of one seed with another, and what that implies for their mean."""
+
+    one_seed: float
+    mean_of_seeds: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One method (or one LOGO retraining) against the golds; all by metric name."""
+
+    per_seed: dict[str, Array]  # [S, Q]: row s against the mean of the other seeds
+    intervals: dict[str, Interval]
+    ratio_to_ceiling: dict[str, Interval] = field(default_factory=dict)  # absent where the ceiling may be 0
+    difference: dict[str, Interval] = field(default_factory=dict)  # minus the reference method
+
+
+@dataclass(frozen=True)
+class Comparison:
+    n_seeds: int
+    n_queries: int
+    n_groups: int
+    ceiling: Agreement | None  # None: one seed has nothing to be compared with
+    methods: dict[str, Agreement]
+    reference: str | None
+    reliability: Reliability | None
+    random: dict[str, float]
+    note: str
+
+
+def reliability(oracle: ArrayLike) -> Reliability:
+    """From LOGO scores [S, Q, N], S >= 2; pooled over queries, so queries with a wide spread weigh more."""
+    scores = _checked_oracle(oracle)
+    s = len(scores)
+    if s < 2:
+        raise GudaError("reliability needs at least 2 LOGO seeds; fit another with `--seeds`")
+    centred = (scores - scores.mean(axis=2, keepdims=True)).reshape(s, -1)
+    norms = np.linalg.norm(centred, axis=1)
+    pairs = [
+        # A seed whose groups all score the same shares no signal with any other.
+        float(centred[i] @ centred[j] / (norms[i] * norms[j])) if norms[i] * norms[j] > 0 else 0.0
+        for i, j in combinations(range(s), 2)
+    ]
+    r = float(np.mean(pairs))
+    # Below 0 there is no common signal, and the formula would turn noise into a negative variance share.
+    return Reliability(r, s * r / (1 + (s - 1) * r) if r > 0 else 0.0)
+
+
+def _checked_oracle(oracle: ArrayLike) -> Array:
+    scores = np.asarray(oracle, dtype=np.float64)
+    if scores.ndim != 3 or len(scores) < 1:
+        raise GudaError(f"oracle scores must be [seeds, queries, groups], got shape {scores.shape}")
+    if not np.isfinite(scores).all():
+        raise GudaError("oracle scores have NaN or infinity; score the LOGO models again")
+    return scores
+
+
+def _table(scores: Array, gold: Array) -> Array:
+    """[metrics, Q]."""
+    return np.stack(list(per_query(scores, gold).values()))
+
+
+def _golds(oracle: Array) -> list[Array]:
+    """For each seed the mean of the others, [Q, N]; a single seed is its own gold."""
+    if len(oracle) == 1:
+        return [oracle[0]]
+    return [np.delete(oracle, s, axis=0).mean(axis=0) for s in range(len(oracle))]
+
+
+def _one_against_others(oracle: Array) -> Array:
+    """[S, metrics, Q]: each seed against the mean of the others."""
+    return np.stack([_table(own, gold) for own, gold in zip(oracle, _golds(oracle), strict=True)])
+
+
+def _pseudo_values(rows: Array, without: Array) -> Array:
+    """Figures per seed and without each seed, [S, metrics, Q] -> values whose rows may be resampled."""
+    s, _, q = rows.shape
+    if s < RESAMPLE_SEEDS_FROM:
+        return rows
+    deviations = np.sqrt(s * (s - 1)) * (without.mean(axis=0) - without)
+    effects = deviations.mean(axis=2)
+    # Queries make the effects noisy, and the bootstrap over queries has that noise already: out it goes.
+    noise = (deviations.var(axis=2, ddof=1) / q).sum(axis=0)
+    total = (effects**2).sum(axis=0)
+    kept = np.sqrt(np.clip(1 - noise / np.where(total > 0, total, 1.0), 0.0, None))
+    return rows.mean(axis=0) + (kept * effects)[:, :, None]
+
+
+def compare(
+    oracle: ArrayLike,
+    methods: Mapping[str, ArrayLike],
+    reference: str | None = None,
+    n: int = 2000,
+    seed: int = 0,
+) -> Comparison:
+    """Score methods {id: [Q, N]} against LOGO scores [S, Q, N], positive = the group mattered in both.
+
+    `reference` names the method that is subtracted from each other one, paired.
+    """
+    logo = _checked_oracle(oracle)
+    n_seeds, n_queries, n_groups = logo.shape
+    if CEILING in methods:
+        raise GudaError("`logo` is the oracle itself and its row is the ceiling; leave it out of the methods")
+    if reference is not None and reference not in methods:
+        raise GudaError(
+            f"reference method {reference!r} was not scored; choose one of {', '.join(sorted(methods))}"
+        )
+
+    several = n_seeds > 1
+    golds = _golds(logo)
+    rows: dict[str, Array] = {}  # [S, metrics, Q]
+    pseudo: dict[str, Array] = {}
+    if several:
+        rows[CEILING] = _one_against_others(logo)
+        without = rows[CEILING]
+        if n_seeds >= RESAMPLE_SEEDS_FROM:
+            without = np.stack(
+                [_one_against_others(np.delete(logo, j, axis=0)).mean(axis=0) for j in range(n_seeds)]
+            )
+        pseudo[CEILING] = _pseudo_values(rows[CEILING], without)
+    for name, scores in methods.items():
+        try:
+            rows[name] = np.stack([_table(np.asarray(scores, dtype=np.float64), gold) for gold in golds])
+        except GudaError as e:
+            raise GudaError(f"{name}: {e}") from None
+        pseudo[name] = _pseudo_values(rows[name], rows[name])  # row s is the figure without seed s
+    agreements = _agreements(rows, pseudo, reference, n, seed)
+    return Comparison(
+        n_seeds=n_seeds,
+        n_queries=n_queries,
+        n_groups=n_groups,
+        ceiling=agreements.pop(CEILING, None),
+        methods=agreements,
+        reference=reference,
+        reliability=reliability(logo) if several else None,
+        random=random_baseline(n_groups),
+        note=_note(n_seeds),
+    )
+
+
+def _agreements(
+    rows: dict[str, Array], pseudo: dict[str, Array], reference: str | None, n: int, seed: int
+) -> dict[str, Agreement]:
+    if not rows:
+        return {}
+    names = list(rows)
+    values = np.stack([pseudo[name].swapaxes(0, 1) for name in names])  # [methods, metrics, S, Q]
+    samples = resampled_means(values, n, seed)  # one set of resamples for all: everything below is paired
+    lowest = np.array([LOWEST[metric] for metric in METRICS])
+    samples = np.clip(samples, lowest, 1.0)  # pseudo-values extrapolate, and may leave a metric's range
+    means = {name: rows[name].mean(axis=(0, 2)) for name in names}
+    result = {}
+    for i, name in enumerate(names):
+        found = Agreement({metric: rows[name][:, m] for m, metric in enumerate(METRICS)}, {})
+        for m, metric in enumerate(METRICS):
+            own, mean = samples[:, i, m], means[name][m]
+            found.intervals[metric] = percentile_interval(mean, own)
+            if CEILING in rows and name != CEILING:
+                ceiling = samples[:, names.index(CEILING), m]
+                if percentile_interval(0.0, ceiling).lo > 0:
+                    ratio = own / np.maximum(ceiling, 1e-9)  # the few at or below 0 belong to the far tail
+                    found.ratio_to_ceiling[metric] = percentile_interval(mean / means[CEILING][m], ratio)
+            if reference is not None and name not in (reference, CEILING):
+                other = samples[:, names.index(reference), m]
+                found.difference[metric] = percentile_interval(mean - means[reference][m], own - other)
+        result[name] = found
+    return result
+
+
+def _note(n_seeds: int) -> str:
+    if n_seeds == 1:
+        return (
+            "One LOGO seed: no ceiling can be measured; methods are scored against that single retraining, "
+            "noise included. Intervals are over queries only."
+        )
+    gold = "gold = the other seed" if n_seeds == 2 else f"gold = mean of the other {n_seeds - 1} seeds"
+    over = "queries and seeds" if n_seeds >= RESAMPLE_SEEDS_FROM else "queries, given these models"
+    return f"Ceiling: one LOGO retraining; {gold}, averaged over {n_seeds} seeds. Intervals are over {over}."

@@ -1,0 +1,215 @@
+"""The one schema of measured results: files under benchmarks/results/; a run's evaluation.json is one entry.
+
+    {schema, command, machine, datasets: {name: {n_queries, seeds, ceiling: {metric: {mean, lo, hi}},
+     methods: {id: {metrics: {metric: {mean, lo, hi}}, fit_evals, fit_seconds, score_evals, score_seconds}},
+     figures: {name: number}}}}
+
+Every figure is a mean with its 95 % interval. Costs are in evaluation units: forward of one sample = 1,
+forward and backward = 3 (SPEC 8).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    ValidationError,
+    model_validator,
+)
+
+from guda.errors import GudaError
+from guda.evaluation.bootstrap import Interval
+from guda.evaluation.ceiling import CEILING, Comparison
+from guda.runs.store import read_json, write_json
+
+SCHEMA: Literal["guda-results/1"] = "guda-results/1"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+
+
+class Figure(_Model):
+    mean: FiniteFloat
+    lo: FiniteFloat = Field(description="lower end of the 95 % interval")
+    hi: FiniteFloat = Field(description="upper end of the 95 % interval")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Figure:
+        if self.lo > self.hi:
+            raise ValueError(f"lo {self.lo} is above hi {self.hi}")
+        return self
+
+
+class Cost(_Model):
+    """Null = not measured."""
+
+    fit_evals: NonNegativeFloat | None = Field(
+        default=None, description="evaluation units per group, without theta_full"
+    )
+    fit_seconds: NonNegativeFloat | None = Field(default=None, description="wall clock of fitting all groups")
+    score_evals: NonNegativeFloat | None = Field(default=None, description="evaluation units per query")
+    score_seconds: NonNegativeFloat | None = Field(
+        default=None, description="wall clock of scoring all queries"
+    )
+
+
+class MethodEntry(Cost):
+    metrics: dict[str, Figure]
+    ratio_to_ceiling: dict[str, Figure] | None = None
+    difference: dict[str, Figure] | None = Field(
+        default=None, description="minus the entry's `reference`, paired"
+    )
+
+
+class ReliabilityEntry(_Model):
+    one_seed: FiniteFloat = Field(description="mean correlation of two LOGO seeds, scores centred per query")
+    mean_of_seeds: FiniteFloat = Field(description="Spearman-Brown: S r / (1 + (S-1) r)")
+
+
+class DatasetEntry(_Model):
+    n_queries: int = Field(ge=1)
+    seeds: list[int] = Field(description="seeds of the LOGO oracle")
+    ceiling: dict[str, Figure] | None = Field(description="one LOGO retraining; null with one seed")
+    methods: dict[str, MethodEntry]
+    figures: dict[str, FiniteFloat] = Field(default_factory=dict, description="any other measured number")
+    n_groups: int | None = Field(default=None, ge=2)
+    estimand: str | None = Field(default=None, description="what the oracle's scores are, with t_max")
+    unit: Literal["nats"] = "nats"
+    sign: Literal["positive = the group mattered"] = "positive = the group mattered"
+    reliability: ReliabilityEntry | None = None
+    random: dict[str, FiniteFloat] | None = Field(
+        default=None, description="expected figures of random rankings"
+    )
+    reference: str | None = Field(default=None, description="the method that `difference` is taken to")
+    note: str | None = None
+
+
+class Machine(_Model):
+    cpu: str
+    cores: int
+    memory_gb: float | None
+    accelerator: str | None
+    python: str
+    platform: str
+    versions: dict[str, str]
+
+
+class ResultsFile(_Model):
+    schema_: Literal["guda-results/1"] = Field(SCHEMA, alias="schema")
+    command: str = Field(description="what to run to measure it again")
+    machine: Machine
+    datasets: dict[str, DatasetEntry]
+
+
+def as_figures(intervals: Mapping[str, Interval]) -> dict[str, Figure]:
+    return {metric: Figure(mean=i.mean, lo=i.lo, hi=i.hi) for metric, i in intervals.items()}
+
+
+def dataset_entry(
+    comparison: Comparison,
+    seeds: Sequence[int],
+    estimand: str,
+    costs: Mapping[str, Cost] | None = None,
+    figures: Mapping[str, float] | None = None,
+) -> DatasetEntry:
+    """What `compare` found, and costs by method id; the cost of `logo` goes with the ceiling's figures."""
+    costs = costs or {}
+    if len(seeds) != comparison.n_seeds:
+        raise GudaError(f"{len(seeds)} seed names for {comparison.n_seeds} LOGO seeds; name each seed once")
+    unknown = sorted(set(costs) - set(comparison.methods) - {CEILING})
+    if unknown:
+        raise GudaError(f"costs are given for methods that were not compared: {', '.join(unknown)}")
+    ceiling = as_figures(comparison.ceiling.intervals) if comparison.ceiling else None
+    methods = {}
+    if CEILING in costs:
+        methods[CEILING] = MethodEntry(metrics=ceiling or {}, **costs[CEILING].model_dump())
+    for name, found in comparison.methods.items():
+        methods[name] = MethodEntry(
+            metrics=as_figures(found.intervals),
+            ratio_to_ceiling=as_figures(found.ratio_to_ceiling) or None,
+            difference=as_figures(found.difference) or None,
+            **costs.get(name, Cost()).model_dump(),
+        )
+    r = comparison.reliability
+    return DatasetEntry(
+        n_queries=comparison.n_queries,
+        seeds=list(seeds),
+        ceiling=ceiling,
+        methods=methods,
+        figures=dict(figures or {}),
+        n_groups=comparison.n_groups,
+        estimand=estimand,
+        reliability=ReliabilityEntry(one_seed=r.one_seed, mean_of_seeds=r.mean_of_seeds) if r else None,
+        random=comparison.random,
+        reference=comparison.reference,
+        note=comparison.note,
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def _memory_gb() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
+    except (AttributeError, ValueError, OSError):
+        return None  # no sysconf on Windows
+
+
+def _accelerator() -> str | None:
+    torch = sys.modules.get("torch")  # who measured on a GPU has imported it; nobody else should wait for it
+    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
+
+
+def machine() -> Machine:
+    """Where the numbers were measured."""
+    versions = {}
+    for package in ("guda", "torch", "diffusers", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return Machine(
+        cpu=_cpu_model(),
+        cores=os.cpu_count() or 1,
+        memory_gb=_memory_gb(),
+        accelerator=_accelerator(),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        versions=versions,
+    )
+
+
+def write_results(path: Path, command: str, datasets: Mapping[str, DatasetEntry]) -> ResultsFile:
+    """Write a results file with this machine's description, and return what was written."""
+    file = ResultsFile(schema=SCHEMA, command=command, machine=machine(), datasets=dict(datasets))
+    write_json(path, file.model_dump(mode="json", by_alias=True))
+    return file
+
+
+def read_results(path: Path) -> ResultsFile:
+    try:
+        return ResultsFile.model_validate(read_json(path))
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise GudaError(f"{path} is no {SCHEMA} file ({where}: {first['msg']}); measure it again") from None

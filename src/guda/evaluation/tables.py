@@ -1,0 +1,115 @@
+"""A comparison as a table, for the terminal and for Markdown: the ceiling, the methods, random rankings.
+
+`rows` decides what the cells say; `terminal` and `markdown` only draw them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from guda.evaluation.ceiling import CEILING
+from guda.evaluation.metrics import LABELS, SIX, random_baseline
+from guda.evaluation.results import Cost, DatasetEntry, Figure
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MISSING = "–"
+COST_COLUMNS = ("fit evals/group", "fit time", "score evals/query", "score time")
+HEADER = ("method", *(LABELS[metric] for metric in SIX), *COST_COLUMNS)
+
+
+def human_count(value: float | None) -> str:
+    """950, 12.8 k, 1.54 M: three significant digits."""
+    if value is None:
+        return MISSING
+    for unit in ("", " k", " M", " G"):
+        if float(f"{value:.3g}") < 1000 or unit == " G":
+            break
+        value /= 1000
+    return f"{float(f'{value:.3g}'):g}{unit}"
+
+
+def human_time(seconds: float | None) -> str:
+    """0.42 s, 12.3 s, 5:07 min, 1:07 h."""
+    if seconds is None:
+        return MISSING
+    if float(f"{seconds:.3g}") < 60:
+        return f"{float(f'{seconds:.3g}'):g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def _figure(figure: Figure | None) -> str:
+    return MISSING if figure is None else f"{figure.mean:.2f} [{figure.lo:.2f}, {figure.hi:.2f}]"
+
+
+def _row(name: str, metrics: Mapping[str, Figure], cost: Cost) -> tuple[str, ...]:
+    return (
+        name,
+        *(_figure(metrics.get(metric)) for metric in SIX),
+        human_count(cost.fit_evals),
+        human_time(cost.fit_seconds),
+        human_count(cost.score_evals),
+        human_time(cost.score_seconds),
+    )
+
+
+def rows(entry: DatasetEntry) -> list[tuple[str, ...]]:
+    """Cells under HEADER. LOGO's own row is the ceiling, so it is not listed a second time."""
+    result = [_row("LOGO, one retraining (ceiling)", entry.ceiling or {}, entry.methods.get(CEILING, Cost()))]
+    result += [_row(name, m.metrics, m) for name, m in entry.methods.items() if name != CEILING]
+    expected = entry.random or (random_baseline(entry.n_groups) if entry.n_groups else {})
+    cells = (f"{expected[metric]:.2f}" if metric in expected else MISSING for metric in SIX)
+    result.append(("random ranking", *cells, *(MISSING for _ in COST_COLUMNS)))
+    return result
+
+
+def title(name: str, entry: DatasetEntry) -> str:
+    estimand = entry.estimand or "estimand not recorded"
+    groups = f", {entry.n_groups} groups" if entry.n_groups else ""
+    seeds = len(entry.seeds)
+    return (
+        f"{name}: agreement with LOGO, {estimand} ({entry.unit}; {entry.sign}){groups}, "
+        f"{entry.n_queries:,} queries, {seeds} LOGO seed{'' if seeds == 1 else 's'}, 95 % intervals"
+    )
+
+
+def footer(entry: DatasetEntry) -> str:
+    """The entry's note and how reliable the oracle is."""
+    parts = [entry.note] if entry.note else []
+    if entry.reliability:
+        r = entry.reliability
+        parts.append(
+            f"Reliability of the oracle: {r.one_seed:.2f} for one seed, {r.mean_of_seeds:.2f} for the mean "
+            f"of {len(entry.seeds)} (Spearman-Brown)."
+        )
+    return " ".join(parts)
+
+
+def terminal(name: str, entry: DatasetEntry) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    # Text, not str: rich would read "[0.72, 0.80]" or a bracket in a name as markup.
+    table = Table(title=Text(title(name, entry)), caption=Text(footer(entry)) if footer(entry) else None)
+    for i, column in enumerate(HEADER):
+        table.add_column(Text(column), justify="left" if i == 0 else "right")
+    for row in rows(entry):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def markdown(name: str, entry: DatasetEntry) -> str:
+    def line(cells: tuple[str, ...]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = ("---", *("---:" for _ in HEADER[1:]))
+    text = [f"**{title(name, entry)}**", "", line(HEADER), line(rule), *map(line, rows(entry))]
+    if footer(entry):
+        text += ["", footer(entry)]
+    return "\n".join(text) + "\n"

@@ -1,0 +1,44 @@
+"""How far a long task has come, told by the task, read by whoever watches.
+
+The heartbeat is a small file in the run folder, so `guda status` and any engine can read it, on this machine or
+through a shared disk. Nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+INTERVAL = 0.5  # seconds between writes
+
+_file: Path | None = None
+_last = 0.0
+
+
+def watch(file: Path | None) -> None:
+    """From now on this process reports to `file` (None: to nobody)."""
+    global _file, _last
+    _file, _last = file, 0.0
+
+
+def tick(done: int, total: int) -> None:
+    global _last
+    now = time.monotonic()
+    if _file is None or now - _last < INTERVAL:
+        return
+    _last = now
+    _file.parent.mkdir(parents=True, exist_ok=True)
+    tmp = _file.with_suffix(f".{os.getpid()}")
+    tmp.write_text(json.dumps({"done": done, "total": total, "pid": os.getpid()}))
+    os.replace(tmp, _file)
+
+
+def fraction(file: Path) -> float:
+    """0..1; 0 where nothing was reported yet."""
+    try:
+        value = json.loads(file.read_text())
+        return min(1.0, value["done"] / max(1, value["total"]))
+    except (OSError, ValueError, KeyError):
+        return 0.0

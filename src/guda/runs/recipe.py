@@ -1,0 +1,141 @@
+"""The recipe: everything a run is made from, as one YAML file.
+
+Sections `data`, `model` and `training` are locked once a run exists, because every artifact depends on them;
+`methods`, `queries`, `scoring` and `evaluation` may be edited later: what they make is stored under names derived
+from their values, so nothing stale is ever used. Field descriptions are the documentation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from guda.errors import GudaError
+
+LOCKED = ("data", "model", "training")
+
+
+class Config(BaseModel):
+    """Frozen, and no unknown key is accepted and ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class DataConfig(Config):
+    source: str = Field(description="A known source (digits) or an image folder.")
+    size: int | None = Field(None, gt=0, description="Resize the shorter side to this and centre-crop to a square.")
+    group_by: str | None = Field(
+        None, description="Folder level (level:1 is the first) or a column of metadata.jsonl / metadata.csv."
+    )
+    mode: Literal["L", "RGB"] | None = Field(None, description="Force grey or colour; default: what the images are.")
+    limit_per_group: int | None = Field(None, gt=0, description="Keep at most this many images of each group.")
+
+
+class ModelConfig(Config):
+    path: str | None = Field(None, description="A trained diffusers model (folder or Hub id); none: `guda train`.")
+    scheduler: str | None = Field(
+        None, description="Noise schedule: KIND:STEPS[:PREDICTION] or a folder; needed unless `path` brings its own."
+    )
+    net: Literal["mlp", "unet2d"] = Field("unet2d", description="Network to train when there is no `path`.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Constructor arguments of that network.")
+
+
+class TrainingConfig(Config):
+    steps: int = Field(gt=0, description="Optimiser steps.")
+    batch: int = Field(128, gt=0, description="Images per step.")
+    lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    warmup: int = Field(100, ge=0, description="Steps of linear warm-up; a cosine to zero follows.")
+    clip: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
+    ema: float | None = Field(0.9999, gt=0, lt=1, description="EMA decay of the scored weights; null scores raw ones.")
+    flips: bool = Field(False, description="Random horizontal flips.")
+    exposure_matched: bool = Field(
+        True, description="Each epoch of the full model leaves out one group in turn, as LOGO always leaves out its own."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the full model.")
+    checkpoint_every: int = Field(500, gt=0, description="Steps between checkpoints; resume is exact.")
+
+
+class QueriesConfig(Config):
+    n: int = Field(200, gt=0, description="Samples to draw from the full model.")
+    seed: int = Field(0, ge=0, description="Seed of the samples.")
+    steps: int | None = Field(None, gt=0, description="Sampler steps; default: the schedule's own number.")
+
+
+class ScoringConfig(Config):
+    estimand: Literal["elbo", "paper"] = Field(
+        "elbo", description="elbo: unbiased for the sum over 1..t_max; paper: the raw sum over the paper's grid."
+    )
+    stride: int = Field(10, gt=0, description="Grid spacing of `paper`.")
+    strata: int = Field(40, gt=0, description="Strata that partition 1..t_max; each gets one draw per round.")
+    rounds: int = Field(3, gt=0, description="Independent rounds; at least 2 are needed for an error bar.")
+    seed: int = Field(0, ge=0, description="Seed of the scoring noise.")
+    block: int = Field(256, gt=0, description="Images per network call (short blocks are padded).")
+    shard: int = Field(32, gt=0, description="Queries per task; belongs to the run, not to the machine.")
+
+
+class EvaluationConfig(Config):
+    against: str = Field("logo", description="The method that is the oracle.")
+    resamples: int = Field(2000, gt=0, description="Bootstrap resamples over queries.")
+    seed: int = Field(0, ge=0, description="Seed of the bootstrap.")
+
+
+class Recipe(Config):
+    name: str = Field(description="What this experiment is called.")
+    data: DataConfig
+    model: ModelConfig = ModelConfig()  # type: ignore[call-arg]
+    training: TrainingConfig | None = Field(None, description="How the full and LOGO models are trained.")
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Method id -> its settings.")
+    queries: QueriesConfig = QueriesConfig()  # type: ignore[call-arg]
+    scoring: ScoringConfig = ScoringConfig()  # type: ignore[call-arg]
+    evaluation: EvaluationConfig = EvaluationConfig()  # type: ignore[call-arg]
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str) -> Recipe:
+        try:
+            return cls.model_validate(value)
+        except ValidationError as e:
+            first = e.errors()[0]
+            field = ".".join(str(p) for p in first["loc"]) or "the recipe"
+            raise GudaError(f"{where}: {field}: {first['msg']}") from None
+
+    @classmethod
+    def read(cls, path: Path) -> Recipe:
+        try:
+            value = yaml.safe_load(path.read_text())
+        except FileNotFoundError:
+            raise GudaError(f"recipe {path} does not exist") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as e:
+            raise GudaError(f"recipe {path} is not valid YAML: {str(e).splitlines()[0]}") from None
+        return cls.from_dict(value, str(path))
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    def locked(self) -> dict[str, Any]:
+        value = self.model_dump(mode="json")
+        return {key: value[key] for key in LOCKED}
+
+
+def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
+    """Validate one method's settings; the error names the field."""
+    try:
+        return cls.model_validate(value)
+    except ValidationError as e:
+        first = e.errors()[0]
+        field = ".".join(str(p) for p in first["loc"])
+        known = ", ".join(cls.model_fields)
+        raise GudaError(f"{where}: {field}: {first['msg']} (settings: {known})") from None
+
+
+def builtin_recipe(name: str) -> Recipe:
+    """A recipe shipped with the package (recipes/NAME.yaml)."""
+    here = Path(__file__).parents[1] / "recipes"  # in a wheel
+    folder = here if here.is_dir() else Path(__file__).parents[3] / "recipes"  # in a checkout
+    if not (folder / f"{name}.yaml").is_file():
+        known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
+        raise GudaError(f"no recipe {name!r}; shipped recipes: {known}")
+    return Recipe.read(folder / f"{name}.yaml")

@@ -1,0 +1,145 @@
+"""The run folder: the unit of resume, sharing and reporting.
+
+    RUN/run.json        what the run is locked to: recipe sections, data and model digests, library versions
+    RUN/recipe.yaml     the whole recipe; sections `methods`, `queries`, `scoring`, `evaluation` may be edited
+    RUN/data/           the training images, decoded once, with their groups
+    RUN/models/         full-s<seed>/: models trained here, in the diffusers layout
+    RUN/artifacts/      <method>-<hash of its settings>/: what `fit` made
+    RUN/queries/<set>/  the pictures to attribute
+    RUN/terms/          squared errors, one immutable part per (plan, shard, model, round)
+    RUN/scores/<set>/   one parquet per method
+    RUN/timings/        wall times, apart from files that must be identical
+    RUN/evaluation.json, RUN/report.html
+
+Opening a run with other inputs than it was made from is an error that prints both values.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from guda.errors import GudaError, Mismatch
+from guda.runs.recipe import Recipe
+from guda.runs.store import TEMPORARY, read_json, write_json, write_text
+
+FORMAT = 1
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("guda", "torch", "diffusers", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        return {k: v for key, sub in value.items() for k, v in _flat(sub, f"{prefix}{key}.").items()}
+    return {prefix[:-1]: value}
+
+
+def refuse_difference(where: str, found: dict[str, Any], given: dict[str, Any], fix: str) -> None:
+    """Raise for the first field on which two nested values differ."""
+    one, two = _flat(found), _flat(given)
+    for key in sorted(one.keys() | two.keys()):
+        if one.get(key) != two.get(key):
+            raise Mismatch(f"{where}: {key} differs", one.get(key), two.get(key), fix)
+
+
+class Run:
+    def __init__(self, root: Path, info: dict[str, Any]) -> None:
+        self.root, self.info = root, info
+
+    @staticmethod
+    def exists(root: str | Path) -> bool:
+        return (Path(root) / "run.json").is_file()
+
+    @classmethod
+    def create(cls, root: str | Path, recipe: Recipe, lock: dict[str, Any]) -> Run:
+        """A new run, or the same one again. `lock`: digests of data and model. Everything else must be there already
+        except run.json, which is written last: a folder without it is not a run."""
+        root = Path(root)
+        info = {"format": FORMAT, "locked": recipe.locked(), **lock, "versions": _versions()}
+        write_text(root / "recipe.yaml", recipe.to_yaml())
+        write_json(root / "run.json", info)
+        return cls(root, info)
+
+    @classmethod
+    def open(cls, root: str | Path) -> Run:
+        root = Path(root)
+        if not root.is_dir():
+            raise GudaError(f"run {str(root)!r} does not exist; make it with: guda init {root} --data ...")
+        if not cls.exists(root):
+            raise GudaError(f"{str(root)!r} is not a run folder (no run.json); make one with: guda init {root} --data ...")
+        info = read_json(root / "run.json")
+        if not isinstance(info, dict) or "locked" not in info:
+            raise GudaError(f"{root / 'run.json'} is damaged; restore it, or start again in another folder")
+        if info.get("format") != FORMAT:
+            raise Mismatch(f"{root}: format of the run", info.get("format"), FORMAT, "use the guda version that made it")
+        run = cls(root, info)
+        run.check(run.recipe)
+        return run
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return Recipe.read(self.root / "recipe.yaml")
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe whose locked sections are not those this run was made from."""
+        refuse_difference(
+            str(self.root), self.info["locked"], recipe.locked(), "use another run folder for another experiment"
+        )
+
+    def check_lock(self, lock: dict[str, Any]) -> None:
+        """Refuse data or a model other than those this run was made from."""
+        refuse_difference(
+            str(self.root), {k: self.info.get(k) for k in lock}, lock, "use another run folder for other data or models"
+        )
+
+    def update(self, recipe: Recipe) -> None:
+        """Replace the editable sections of the recipe."""
+        self.check(recipe)
+        write_text(self.root / "recipe.yaml", recipe.to_yaml())
+        self.__dict__.pop("recipe", None)
+
+    def path(self, *parts: str) -> Path:
+        return self.root.joinpath(*parts)
+
+    def has(self, relative: str) -> bool:
+        return (self.root / relative).exists()
+
+    def record_time(self, stage: str, name: str, seconds: float) -> None:
+        write_json(self.path("timings", stage, f"{name.replace('/', '_')}.json"), {"name": name, "seconds": seconds})
+
+    def seconds(self, stage: str) -> float | None:
+        """Total worker time of a stage; None where nothing was recorded."""
+        files = sorted(self.path("timings", stage).glob("*.json"))
+        return sum(read_json(f)["seconds"] for f in files) if files else None
+
+    def query_sets(self) -> list[str]:
+        return sorted(p.parent.name for p in self.path("queries").glob("*/index.json"))
+
+    def sweep(self) -> None:
+        """Remove what a killed process left under a temporary name; the caller knows that nobody else is writing."""
+        for stray in self.root.rglob(f"{TEMPORARY}*"):
+            if stray.is_dir():
+                shutil.rmtree(stray, ignore_errors=True)
+            else:
+                stray.unlink(missing_ok=True)
+
+
+def writable(root: Path) -> None:
+    """One clear line instead of a traceback from deep inside a worker."""
+    probe = root
+    while not probe.exists():
+        probe = probe.parent
+    if not os.access(probe, os.W_OK):
+        raise GudaError(f"{probe} is not writable; choose another folder")
