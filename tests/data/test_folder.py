@@ -187,16 +187,12 @@ def test_metadata_csv_cells_stay_text(tmp_path: Path) -> None:
 def test_grouping_by_a_column_without_metadata_explains_both_ways(tmp_path: Path) -> None:
     with pytest.raises(GudaError) as error:
         ImageData.from_folder(art(tmp_path), group_by="style")
-    assert re.search(
-        r"metadata\.jsonl or metadata\.csv.*file_name and style.*--group-by level:1", one_line(error)
-    )
+    assert re.search(r"metadata\.jsonl or metadata\.csv.*file_name and style.*--group-by level:1", one_line(error))
 
 
 def test_missing_column_lists_the_columns(tmp_path: Path) -> None:
     jsonl(flat(tmp_path) / "metadata.jsonl", *[{"file_name": f"{i}.png", "style": "x"} for i in range(3)])
-    with pytest.raises(
-        GudaError, match="no column 'styl'; its columns are file_name, style; did you mean 'style'"
-    ):
+    with pytest.raises(GudaError, match="no column 'styl'; its columns are file_name, style; did you mean 'style'"):
         ImageData.from_folder(tmp_path, group_by="styl")
 
 
@@ -328,9 +324,7 @@ def test_size_cuts_the_centre_square(tmp_path: Path) -> None:
         read_image(put(tmp_path / "w.png", pixels), size=4), pixels[:, 3:7].transpose(2, 0, 1)
     )
     tall = pixels.transpose(1, 0, 2).copy()
-    np.testing.assert_array_equal(
-        read_image(put(tmp_path / "h.png", tall), size=4), tall[3:7].transpose(2, 0, 1)
-    )
+    np.testing.assert_array_equal(read_image(put(tmp_path / "h.png", tall), size=4), tall[3:7].transpose(2, 0, 1))
 
 
 def test_scaling_down_is_antialiased(tmp_path: Path) -> None:
@@ -376,12 +370,7 @@ def test_decompression_bombs_are_refused(tmp_path: Path, side: int) -> None:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    png = (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b""))
-        + chunk(b"IEND", b"")
-    )
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
     (tmp_path / "x.png").write_bytes(png)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

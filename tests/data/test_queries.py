@@ -36,9 +36,7 @@ def test_the_order_given_never_matters(ids: list[str], random: object) -> None:
     queries = Queries.from_arrays(images, ids, prompts, layout="NCHW")
     order = list(range(len(ids)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    shuffled = Queries.from_arrays(
-        images[order], [ids[i] for i in order], [prompts[i] for i in order], layout="NCHW"
-    )
+    shuffled = Queries.from_arrays(images[order], [ids[i] for i in order], [prompts[i] for i in order], layout="NCHW")
     assert queries.ids == tuple(sorted(ids)) == shuffled.ids
     assert queries.prompts == shuffled.prompts == tuple(f"a picture of {name}" for name in sorted(ids))
     np.testing.assert_array_equal(queries.images, shuffled.images)
@@ -176,9 +174,7 @@ def write_prompts(folder: Path, *rows: dict) -> None:
 def test_prompts_follow_their_images(tmp_path: Path) -> None:
     put(tmp_path / "a.png")
     put(tmp_path / "d/b.png")
-    write_prompts(
-        tmp_path, {"file_name": "d/b.png", "prompt": "two", "seed": 3}, {"file_name": "a.png", "prompt": ""}
-    )
+    write_prompts(tmp_path, {"file_name": "d/b.png", "prompt": "two", "seed": 3}, {"file_name": "a.png", "prompt": ""})
     assert Queries.from_folder(tmp_path).prompts == ("", "two")
 
 

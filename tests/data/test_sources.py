@@ -123,9 +123,7 @@ def test_what_is_kept_of_a_group_does_not_depend_on_other_groups(digits: ImageDa
     assert list(limit_groups(part, 5, 0).ids) == expected
 
 
-@pytest.mark.parametrize(
-    ("limit", "seed", "message"), [(0, 0, "limit_per_group"), (1.5, 0, "limit"), (1, -1, "seed")]
-)
+@pytest.mark.parametrize(("limit", "seed", "message"), [(0, 0, "limit_per_group"), (1.5, 0, "limit"), (1, -1, "seed")])
 def test_bad_limits_are_refused(digits: ImageData, limit: int, seed: int, message: str) -> None:
     with pytest.raises(GudaError, match=f"{message}.*must be a whole number"):
         limit_groups(digits, limit, seed)

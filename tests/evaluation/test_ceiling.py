@@ -13,9 +13,7 @@ from guda.evaluation.metrics import METRICS, per_query
 Q, N = 400, 8
 
 
-def world(
-    seeds: int, noise: float, rng: np.random.Generator, queries: int = Q
-) -> tuple[np.ndarray, np.ndarray]:
+def world(seeds: int, noise: float, rng: np.random.Generator, queries: int = Q) -> tuple[np.ndarray, np.ndarray]:
     """Truth [Q, N] and LOGO scores [S, Q, N] = truth + independent noise."""
     truth = rng.normal(size=(queries, N))
     return truth, truth + noise * rng.normal(size=(seeds, queries, N))

@@ -87,9 +87,7 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(ValidationError, match="greater than or equal to 0"):
         Cost(fit_seconds=-1)
     with pytest.raises(ValidationError, match="n_querys"):
-        DatasetEntry.model_validate(
-            {"n_queries": 3, "n_querys": 3, "seeds": [0], "ceiling": None, "methods": {}}
-        )
+        DatasetEntry.model_validate({"n_queries": 3, "n_querys": 3, "seeds": [0], "ceiling": None, "methods": {}})
 
 
 def test_a_foreign_file_is_a_one_line_error(tmp_path: Path) -> None:

@@ -1,5 +1,307 @@
-"""guda command line (placeholder until the verbs land)."""
+"""The command line. Every verb is one function of `guda.verbs`; nothing is decided here.
+
+Heavy imports stay inside the verbs, so that `guda --help` answers at once. A user's mistake is one line on stderr and
+exit code 2.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from guda import __version__
+from guda.errors import GudaError
+
+if TYPE_CHECKING:
+    from guda.runs.recipe import Recipe
+
+app = typer.Typer(
+    name="guda",
+    help="Which training data is this picture owed to? Group-wise attribution of diffusion models, in nats.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunFolder = Annotated[Path, typer.Argument(help="The run folder.", show_default=False)]
+Workers = Annotated[int | None, typer.Option(help="Worker processes; default: one per core.", min=1)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+Method = Annotated[list[str] | None, typer.Option("--method", "-m", help="Method id; repeat for several.")]
+QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder of pictures, or a query set's name.")]
+
+
+def _engine(workers: int | None, quiet: bool):  # type: ignore[no-untyped-def]
+    from guda.cli.show import Display
+    from guda.verbs import local_engine
+
+    display = Display(quiet)
+    engine = local_engine(workers, display.watch)
+
+    def run(*args):  # type: ignore[no-untyped-def]
+        with display:
+            return engine(*args)
+
+    return run
+
+
+def _say(value: dict[str, Any], text: str, as_json: bool) -> None:
+    print(json.dumps(value, ensure_ascii=False) if as_json else text)
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"guda {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    run: Annotated[Path, typer.Argument(help="Where to put the run.")] = Path("runs/demo"),
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Digits, end to end: train, unlearn, retrain (the oracle), sample, score, evaluate, report."""
+    from guda import verbs
+    from guda.report.page import write_report
+    from guda.runs.recipe import builtin_recipe
+    from guda.runs.run import Run
+
+    recipe = builtin_recipe("digits")
+    if Run.exists(run):
+        folder = Run.open(run)
+        folder.check(recipe)
+    else:
+        folder = verbs.init(run, recipe)
+    entry = verbs.pipeline(folder, _engine(workers, as_json))
+    page = write_report(folder, verbs.choose_queries(folder))
+    _show_evaluation(folder.recipe.name, entry, as_json, str(page))
+
+
+def _show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = None) -> None:
+    if as_json:
+        print(json.dumps(entry.model_dump(mode="json") | ({"report": report} if report else {})))
+        return
+    from rich.console import Console
+
+    from guda.evaluation.tables import terminal
+
+    console = Console()
+    console.print(terminal(name, entry, console.width))
+    if report:
+        print(f"Report: {report}")
+
+
+@app.command()
+def init(
+    run: RunFolder,
+    data: Annotated[str | None, typer.Option(help="Image folder (groups are its sub-folders) or source name.")] = None,
+    model: Annotated[str | None, typer.Option(help="Trained diffusers model: a folder or Hub id.")] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="Noise schedule KIND:STEPS[:PREDICTION] or folder, if the model brings none."),
+    ] = None,
+    group_by: Annotated[str | None, typer.Option(help="Folder level (level:2) or metadata column.")] = None,
+    size: Annotated[int | None, typer.Option(help="Resize and centre-crop images to this many pixels.", min=1)] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe file, or the name of a shipped one; options here override it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a run folder from images with groups and a model (or a recipe to train one)."""
+    from guda import verbs
+    from guda.diffusion.models import load_data
+
+    chosen = _recipe(recipe, data=data, model=model, scheduler=scheduler, group_by=group_by, size=size)
+    folder = verbs.init(run, chosen)
+    summary = load_data(folder).summary()
+    text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
+    text += [f"  {name:<20} {n:>7} images  {share:6.1%}" for name, n, share in summary]
+    text += [f"Next: guda {'fit' if chosen.model.path else 'train'} {folder.root}"]
+    groups = {name: n for name, n, _ in summary}
+    _say({"run": str(folder.root), "groups": groups, "model": folder.info["model"]}, "\n".join(text), as_json)
+
+
+def _recipe(name: str | None, **given: Any) -> Recipe:
+    from guda.runs.recipe import Recipe, builtin_recipe
+
+    if name is None:
+        base: dict[str, Any] = builtin_recipe("own-data").model_dump(mode="json")
+        if given["data"] is None:
+            raise GudaError("give --data FOLDER (images in one sub-folder per group), or --recipe")
+        base["name"] = Path(given["data"]).name or given["data"]
+    else:
+        found = Recipe.read(Path(name)) if name.endswith((".yaml", ".yml")) else builtin_recipe(name)
+        base = found.model_dump(mode="json")
+    if given["data"] is not None:
+        base["data"]["source"] = given["data"]
+    for option in ("group_by", "size"):
+        if given[option] is not None:
+            base["data"][option] = given[option]
+    if given["model"] is not None:
+        base["model"] = {"path": given["model"], "scheduler": given["scheduler"]}
+    elif given["scheduler"] is not None:
+        base["model"]["scheduler"] = given["scheduler"]
+    return Recipe.from_dict(base, name or "options")
+
+
+@app.command()
+def train(run: RunFolder, workers: Workers = None, as_json: Json = False) -> None:
+    """Train the full model of a run that has none."""
+    from guda import verbs
+    from guda.runs.run import Run
+
+    folder = verbs.train(Run.open(run), _engine(workers, as_json))
+    _say({"model": folder}, f"Trained model: {folder}", as_json)
+
+
+@app.command()
+def fit(
+    run: RunFolder,
+    method: Method = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the method, e.g. --set steps=200; kept in the recipe."),
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Make a method's counterfactual models (default: the recipe's methods)."""
+    from guda import verbs
+    from guda.runs.run import Run
+
+    folder = Run.open(run)
+    if settings:
+        verbs.change_settings(folder, method or [], settings)
+    methods = method or [m for m in folder.recipe.methods if m != "logo"]
+    done = verbs.fit(folder, methods, _engine(workers, as_json))
+    _say({"methods": methods, "tasks_run": done}, f"Fitted {', '.join(methods)} ({done} tasks run).", as_json)
+
+
+@app.command()
+def sample(
+    run: RunFolder,
+    n: Annotated[int | None, typer.Option("-n", help="How many; kept in the recipe.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed; kept in the recipe.", min=0)] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Draw queries from the run's model."""
+    from guda import verbs
+    from guda.runs.run import Run
+
+    folder = Run.open(run)
+    verbs.change_queries(folder, n, seed)
+    name = verbs.sample(folder, _engine(workers, as_json))
+    _say({"queries": name}, f"Query set {name}", as_json)
+
+
+@app.command()
+def score(
+    run: RunFolder,
+    queries: QuerySet = None,
+    method: Method = None,
+    name: Annotated[str | None, typer.Option(help="Name for a new query set; default: its folder's name.")] = None,
+    top: Annotated[int, typer.Option(help="Groups to print per picture.", min=1)] = 3,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Attribute pictures: nats per group, with 95 % intervals."""
+    from guda import verbs
+    from guda.runs.run import Run
+
+    folder = Run.open(run)
+    chosen = verbs.choose_or_add_queries(folder, queries, name)
+    methods = method or verbs.fitted_methods(folder)
+    if not methods:
+        raise GudaError(f"nothing is fitted in {run} yet; run: guda fit {run}")
+    results = verbs.score(folder, chosen, methods, _engine(workers, as_json))
+    lines = []
+    for found in results.values():
+        lines.append(f"{found.method} ({found.unit}; positive = the group mattered; {found.estimand})")
+        shown = found.queries[:5]
+        for query in shown:
+            lines.append(f"  {query}: " + "   ".join(str(g) for g in found[query].top(top)))
+        if len(found.queries) > len(shown):
+            lines.append(
+                f"  ... {len(found.queries) - len(shown)} more in {verbs.scores_path(folder, chosen, found.method)}"
+            )
+    value = {
+        "queries": chosen,
+        "scores": {
+            m: {"path": str(verbs.scores_path(folder, chosen, m)), "unit": s.unit, "estimand": s.estimand}
+            for m, s in results.items()
+        },
+    }
+    _say(value, "\n".join(lines), as_json)
+
+
+@app.command()
+def evaluate(run: RunFolder, queries: QuerySet = None, as_json: Json = False) -> None:
+    """Compare every scored method with the LOGO oracle: six metrics, intervals, ceiling."""
+    from guda import verbs
+    from guda.runs.run import Run
+
+    folder = Run.open(run)
+    _show_evaluation(folder.recipe.name, verbs.evaluate(folder, verbs.choose_queries(folder, queries)), as_json)
+
+
+@app.command()
+def report(run: RunFolder, queries: QuerySet = None, as_json: Json = False) -> None:
+    """Write report.html: the pictures, their groups with intervals, and how far to trust them."""
+    from guda import verbs
+    from guda.report.page import write_report
+    from guda.runs.run import Run
+
+    folder = Run.open(run)
+    page = write_report(folder, verbs.choose_queries(folder, queries))
+    _say({"report": str(page)}, f"Report: {page}", as_json)
+
+
+@app.command()
+def status(run: RunFolder, as_json: Json = False) -> None:
+    """What is done, what is left."""
+    from guda import verbs
+    from guda.runs.run import Run
+
+    value = verbs.status(Run.open(run))
+    lines = [
+        f"{value['run']} (recipe {value['recipe']}): {value['images']} images, {len(value['groups'])} groups",
+        f"  model    {value['model']['name']}: {'ready' if value['model']['ready'] else 'not trained'}",
+        *(f"  method   {m}: {v['fitted']}/{v['of']} fitted" for m, v in value["methods"].items()),
+        *(
+            f"  queries  {q}: {v['n']}, scored by {', '.join(v['scored']) or 'nothing'}"
+            for q, v in value["queries"].items()
+        ),
+        *(f"  running  {r}" for r in value["running"]),
+        f"  report   {value['report'] or 'none'}",
+    ]
+    _say(value, "\n".join(lines), as_json)
 
 
 def main() -> None:
-    print("guda")
+    try:
+        app()
+    except GudaError as e:
+        print(f"guda: {e}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("guda: stopped; nothing finished is lost, the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

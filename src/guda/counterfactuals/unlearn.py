@@ -56,6 +56,7 @@ class Operator(ABC):
     """How a group is forgotten. A new one is a small file with a Config and `forget`, registered by `@operator`."""
 
     id: ClassVar[str]
+    summary: ClassVar[str] = ""  # one line: what it does
     Config: ClassVar[type[UnlearnConfig]] = UnlearnConfig
     conditional: ClassVar[bool | None] = False  # False: unconditional models only; True: conditional only; None: any
 

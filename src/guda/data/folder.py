@@ -66,9 +66,7 @@ def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -
         if entry.is_dir():
             _walk(folder / entry.name, relative + "/", (*above, real), found)
         elif suffix in FOREIGN:
-            raise GudaError(
-                f"{entry.path}: {suffix} images cannot be read; convert it to PNG or JPEG, or remove it"
-            )
+            raise GudaError(f"{entry.path}: {suffix} images cannot be read; convert it to PNG or JPEG, or remove it")
         elif suffix in EXTENSIONS:
             try:
                 relative.encode()
@@ -123,8 +121,7 @@ def read_image(path: Path, size: int | None = None, mode: str | None = None) -> 
 def _check_kind(path: Path, file: Image.Image) -> None:
     if file.mode.startswith(("I", "F")):
         raise GudaError(
-            f"{path} has 16-bit, 32-bit or floating-point pixels (mode {file.mode}); "
-            "convert it to 8 bits per channel"
+            f"{path} has 16-bit, 32-bit or floating-point pixels (mode {file.mode}); convert it to 8 bits per channel"
         )
     frames = getattr(file, "n_frames", 1)
     if frames > 1 and file.format != "MPO":  # MPO: a camera's JPEG with previews after the picture itself
@@ -144,9 +141,7 @@ def _flatten(image: Image.Image, mode: str | None) -> Image.Image:
     return image if image.mode == target else image.convert(target)
 
 
-def read_images(
-    root: Path, files: Sequence[str], size: int | None = None, mode: str | None = None
-) -> np.ndarray:
+def read_images(root: Path, files: Sequence[str], size: int | None = None, mode: str | None = None) -> np.ndarray:
     """All of `files`, uint8 [n, C, H, W], read-only; one channel if `mode` says so or every image is grey."""
     check_options(size, mode)
     images: list[np.ndarray] = []
@@ -217,8 +212,7 @@ def _column_labels(root: Path, files: Sequence[str], column: str) -> list[str]:
     columns = list(dict.fromkeys(name for row in table for name in row.values))
     if column not in columns:
         raise GudaError(
-            f"{present[0]} has no column {column!r}; its columns are {choices(columns)}"
-            f"{suggestion(column, columns)}"
+            f"{present[0]} has no column {column!r}; its columns are {choices(columns)}{suggestion(column, columns)}"
         )
     return [_group_value(row, column) for row in match_rows(present[0], table, files)]
 
@@ -269,9 +263,7 @@ def _read_csv(path: Path, lines: Any) -> list[Row]:
         for values in reader:
             where = f"{path}:{reader.line_num}"
             if None in values:
-                raise GudaError(
-                    f"{where}: more cells than the header has columns; quote cells that hold commas"
-                )
+                raise GudaError(f"{where}: more cells than the header has columns; quote cells that hold commas")
             rows.append(Row(where, dict(values)))
     except csv.Error as e:
         raise GudaError(f"{path}:{reader.line_num}: not valid CSV ({e}); correct the line") from None
@@ -288,9 +280,7 @@ def _read_jsonl(path: Path, lines: Any) -> list[Row]:
         except json.JSONDecodeError as e:
             raise GudaError(f"{path}:{number}: not valid JSON ({e}); write one object per line") from None
         if not isinstance(values, dict):
-            raise GudaError(
-                f'{path}:{number}: expected an object such as {{"file_name": ...}}, got {values!r}'
-            )
+            raise GudaError(f'{path}:{number}: expected an object such as {{"file_name": ...}}, got {values!r}')
         rows.append(Row(f"{path}:{number}", values))
     return rows
 
@@ -301,14 +291,11 @@ def match_rows(path: Path, rows: Sequence[Row], files: Sequence[str]) -> list[Ro
     for row in rows:
         name = row.values.get("file_name")
         if not isinstance(name, str) or not name:
-            raise GudaError(
-                f"{row.where}: no file_name; every row names its image, relative to {path.parent}"
-            )
+            raise GudaError(f"{row.where}: no file_name; every row names its image, relative to {path.parent}")
         file = str(PurePosixPath(name))  # "./a.png" is "a.png"
         if file not in known:
             raise GudaError(
-                f"{row.where}: there is no image {name!r} in {path.parent}; "
-                "remove the row or restore the image"
+                f"{row.where}: there is no image {name!r} in {path.parent}; remove the row or restore the image"
             )
         if file in by_file:
             raise GudaError(f"{row.where}: {name!r} already has a row ({by_file[file].where}); remove one")
@@ -316,7 +303,6 @@ def match_rows(path: Path, rows: Sequence[Row], files: Sequence[str]) -> list[Ro
     missing = [file for file in files if file not in by_file]
     if missing:
         raise GudaError(
-            f"{path} has no row for {missing[0]!r} "
-            f"({len(missing)} of {len(files)} images without a row); add it"
+            f"{path} has no row for {missing[0]!r} ({len(missing)} of {len(files)} images without a row); add it"
         )
     return [by_file[file] for file in files]

@@ -56,9 +56,7 @@ class Groups:
             twice = next(name for name in names if names.count(name) > 1)
             raise GudaError(f"group name {twice!r} occurs twice; group names must differ")
         if m.dtype != np.bool_ or m.ndim != 2 or m.shape[1] != len(names):
-            raise GudaError(
-                f"group membership must be bool [n_images, {len(names)}], it is {m.dtype} {list(m.shape)}"
-            )
+            raise GudaError(f"group membership must be bool [n_images, {len(names)}], it is {m.dtype} {list(m.shape)}")
         if len(names) < 2:
             only = f" (only {names[0]!r})" if names else ""
             raise GudaError(

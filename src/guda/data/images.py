@@ -38,9 +38,7 @@ class ImageData:
         object.__setattr__(self, "images", check_pixels(self.images, "training images"))
         object.__setattr__(self, "ids", check_ids(self.ids, self.n, "training images"))
         if self.groups.n_images != self.n:
-            raise GudaError(
-                f"{self.n} training images but group labels for {self.groups.n_images}; give one each"
-            )
+            raise GudaError(f"{self.n} training images but group labels for {self.groups.n_images}; give one each")
         try:
             object.__setattr__(self, "meta", json.loads(store.canonical(self.meta)))
         except (TypeError, ValueError) as e:
@@ -146,17 +144,13 @@ def read_stack(folder: Path, kind: str, keys: set[str]) -> tuple[np.ndarray, dic
     """What write_stack wrote, the digest not yet checked."""
     index = store.read_json(folder / "index.json")
     if isinstance(index, dict) and index.get("kind", kind) != kind:
-        raise GudaError(
-            f"{folder} holds {index['kind']}, not {kind}; give the folder the {kind} were saved to"
-        )
+        raise GudaError(f"{folder} holds {index['kind']}, not {kind}; give the folder the {kind} were saved to")
     whole = isinstance(index, dict) and {"kind", "digest", *keys} <= index.keys()
     if not whole or not all(isinstance(index.get(key), kinds) for key, kinds in INDEX_TYPES.items()):
         raise GudaError(f"{folder / 'index.json'} is not an index of stored {kind}; save the {kind} again")
     tensors, _ = store.read_tensors(folder / "images.safetensors")
     if set(tensors) != {"images"}:
-        raise GudaError(
-            f"{folder / 'images.safetensors'} holds {sorted(tensors)}, not images; save them again"
-        )
+        raise GudaError(f"{folder / 'images.safetensors'} holds {sorted(tensors)}, not images; save them again")
     images = tensors["images"].numpy()
     images.setflags(write=False)  # nobody else holds it, so it need not be copied
     return images, index

@@ -39,11 +39,7 @@ def freeze(array: np.ndarray) -> np.ndarray:
 def check_pixels(images: np.ndarray, what: str) -> np.ndarray:
     """Frozen uint8 [n, C, H, W] with n >= 1 and C 1 or 3, or an error."""
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4:
-        found = (
-            f"{images.dtype} {list(images.shape)}"
-            if isinstance(images, np.ndarray)
-            else type(images).__name__
-        )
+        found = f"{images.dtype} {list(images.shape)}" if isinstance(images, np.ndarray) else type(images).__name__
         raise GudaError(f"{what} must be a uint8 array [n, C, H, W], got {found}; use from_arrays to convert")
     if images.size == 0:
         raise GudaError(f"{what} are empty (shape {list(images.shape)}); give at least one image")
@@ -78,13 +74,11 @@ def _guess_layout(shape: tuple[int, ...]) -> str:
     first, last = shape[1] in CHANNELS, shape[3] in CHANNELS
     if first and last:
         raise GudaError(
-            f"images of shape {list(shape)} can be read as NCHW and as NHWC; "
-            "pass layout='NCHW' or layout='NHWC'"
+            f"images of shape {list(shape)} can be read as NCHW and as NHWC; pass layout='NCHW' or layout='NHWC'"
         )
     if not first and not last:
         raise GudaError(
-            f"images of shape {list(shape)} have no channel axis of size 1 or 3 "
-            "(axis 1 for NCHW, axis 3 for NHWC)"
+            f"images of shape {list(shape)} have no channel axis of size 1 or 3 (axis 1 for NCHW, axis 3 for NHWC)"
         )
     return "NCHW" if first else "NHWC"
 

@@ -50,9 +50,7 @@ class Queries:
             images.setflags(write=False)
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "ids", tuple(ids[i] for i in order))
-        object.__setattr__(
-            self, "prompts", None if prompts is None else tuple(str(prompts[i]) for i in order)
-        )
+        object.__setattr__(self, "prompts", None if prompts is None else tuple(str(prompts[i]) for i in order))
 
     @classmethod
     def from_arrays(
@@ -106,8 +104,7 @@ class Queries:
         for name in ids:
             if name not in position:
                 raise GudaError(
-                    f"there is no query {name!r} among the {self.n} of {self.name!r}"
-                    f"{suggestion(name, self.ids)}"
+                    f"there is no query {name!r} among the {self.n} of {self.name!r}{suggestion(name, self.ids)}"
                 )
         return self._take([position[name] for name in ids])
 
@@ -128,9 +125,7 @@ class Queries:
                 "(better: generate them at the model's own size)"
             )
         if qc != c:
-            fix = {1: "read them with mode L (grey)", 3: "read them with mode RGB"}.get(
-                c, "use another model"
-            )
+            fix = {1: "read them with mode L (grey)", 3: "read them with mode RGB"}.get(c, "use another model")
             raise GudaError(f"queries {self.name!r} have {qc} channels, the model takes {c}; {fix}")
 
     def save(self, folder: str | Path) -> None:

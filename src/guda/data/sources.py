@@ -66,9 +66,7 @@ def load_source(
         loader = _SOURCES[name]
     elif "/" in name or os.sep in name or os.path.exists(name):
 
-        def loader(
-            size: int | None = None, group_by: str | None = None, mode: str | None = None
-        ) -> ImageData:
+        def loader(size: int | None = None, group_by: str | None = None, mode: str | None = None) -> ImageData:
             return ImageData.from_folder(name, group_by=group_by, size=size, mode=mode)
     else:
         raise GudaError(

@@ -41,9 +41,7 @@ def make_scheduler(text: str) -> Any:
             f"scheduler {text!r} is neither a folder with scheduler_config.json nor KIND:STEPS[:PREDICTION] "
             f"with KIND one of {', '.join(SCHEDULES)}, e.g. linear:1000"
         )
-    return DDPMScheduler(
-        num_train_timesteps=int(steps), beta_schedule=kind, prediction_type=prediction or "epsilon"
-    )
+    return DDPMScheduler(num_train_timesteps=int(steps), beta_schedule=kind, prediction_type=prediction or "epsilon")
 
 
 def read_scheduler(folder: Path) -> Any:
@@ -115,7 +113,8 @@ def save(denoiser: Denoiser, folder: Path) -> None:
     if scheduler is None:
         raise GudaError("the denoiser has no diffusers scheduler to save beside its weights")
     folder.mkdir(parents=True, exist_ok=True)
-    module.save_pretrained(str(folder / "unet"), safe_serialization=True)
+    saver: Any = module
+    saver.save_pretrained(str(folder / "unet"), safe_serialization=True)
     scheduler.save_pretrained(str(folder / "scheduler"))
     library = "guda" if type(module).__module__.startswith("guda.") else "diffusers"
     index = {

@@ -152,9 +152,7 @@ def train_full(run: Run, seed: int) -> float:
     data, config = load_data(run), need_training(run)
     denoiser = architecture(run)
     checkpoints = run.path("checkpoints", name)
-    trained = train(
-        denoiser, data.images, data.groups, config, seed=seed, checkpoint=checkpoints, tick=progress.tick
-    )
+    trained = train(denoiser, data.images, data.groups, config, seed=seed, checkpoint=checkpoints, tick=progress.tick)
     model = denoiser.with_weights(trained.weights)
     with atomic_folder(run.path("models", name)) as tmp:
         model.save_pretrained(tmp)

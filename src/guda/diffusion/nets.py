@@ -29,7 +29,12 @@ class ResidualMLP(ModelMixin, ConfigMixin):
 
     @register_to_config
     def __init__(
-        self, sample_size: int = 8, in_channels: int = 1, out_channels: int = 1, width: int = 256, depth: int = 3
+        self,
+        sample_size: int = 8,
+        in_channels: int = 1,
+        out_channels: int = 1,
+        width: int = 256,
+        depth: int = 3,
     ) -> None:
         super().__init__()
         self.inp = nn.Linear(in_channels * sample_size**2, width)

@@ -63,7 +63,8 @@ class Stream:
         out = self.left_out(self._epoch)
         kept = np.ones(self.n, bool) if out is None else ~self.groups.membership[order, out]
         self._order, self._places = order, np.flatnonzero(kept)
-        self._chunk_index, self._chunk = -1, (np.empty(0), np.empty(0), np.empty(0))
+        self._chunk_index = -1
+        self._chunk: tuple[np.ndarray, np.ndarray, np.ndarray] = (np.empty(0), np.empty(0), np.empty(0))
 
     def _noise(self, chunk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if chunk != self._chunk_index:

@@ -95,7 +95,8 @@ def train(
     optimizer = torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
     schedule = get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
     ema = None if config.ema is None else EMAModel(parameters, decay=config.ema, foreach=True)
-    step, earlier, losses = 0, 0.0, []
+    step, earlier = 0, 0.0
+    losses: list[float] = []
     if checkpoint is not None and (saved := _newest(checkpoint)) is not None:
         step, earlier, losses = _restore(saved, module, optimizer, schedule, ema, stream)
 

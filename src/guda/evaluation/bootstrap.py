@@ -84,9 +84,7 @@ def bootstrap_mean(values: ArrayLike, n: int = 2000, seed: int = 0, level: float
     return percentile_interval(v.mean(), samples, level)
 
 
-def bootstrap_difference(
-    a: ArrayLike, b: ArrayLike, n: int = 2000, seed: int = 0, level: float = 0.95
-) -> Interval:
+def bootstrap_difference(a: ArrayLike, b: ArrayLike, n: int = 2000, seed: int = 0, level: float = 0.95) -> Interval:
     """Paired interval of mean(a) - mean(b); positive = a is larger. Both [Q] or both [S, Q], same queries."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.shape != y.shape:

@@ -140,9 +140,7 @@ def compare(
     if CEILING in methods:
         raise GudaError("`logo` is the oracle itself and its row is the ceiling; leave it out of the methods")
     if reference is not None and reference not in methods:
-        raise GudaError(
-            f"reference method {reference!r} was not scored; choose one of {', '.join(sorted(methods))}"
-        )
+        raise GudaError(f"reference method {reference!r} was not scored; choose one of {', '.join(sorted(methods))}")
 
     several = n_seeds > 1
     golds = _golds(logo)
@@ -152,9 +150,7 @@ def compare(
         rows[CEILING] = _one_against_others(logo)
         without = rows[CEILING]
         if n_seeds >= RESAMPLE_SEEDS_FROM:
-            without = np.stack(
-                [_one_against_others(np.delete(logo, j, axis=0)).mean(axis=0) for j in range(n_seeds)]
-            )
+            without = np.stack([_one_against_others(np.delete(logo, j, axis=0)).mean(axis=0) for j in range(n_seeds)])
         pseudo[CEILING] = _pseudo_values(rows[CEILING], without)
     for name, scores in methods.items():
         try:

@@ -58,19 +58,19 @@ class Cost(_Model):
     fit_evals: NonNegativeFloat | None = Field(
         default=None, description="evaluation units per group, without theta_full"
     )
-    fit_seconds: NonNegativeFloat | None = Field(default=None, description="wall clock of fitting all groups")
+    fit_seconds: NonNegativeFloat | None = Field(
+        default=None, description="time of fitting all groups, summed over workers"
+    )
     score_evals: NonNegativeFloat | None = Field(default=None, description="evaluation units per query")
     score_seconds: NonNegativeFloat | None = Field(
-        default=None, description="wall clock of scoring all queries"
+        default=None, description="time of scoring all queries, summed over workers"
     )
 
 
 class MethodEntry(Cost):
     metrics: dict[str, Figure]
     ratio_to_ceiling: dict[str, Figure] | None = None
-    difference: dict[str, Figure] | None = Field(
-        default=None, description="minus the entry's `reference`, paired"
-    )
+    difference: dict[str, Figure] | None = Field(default=None, description="minus the entry's `reference`, paired")
 
 
 class ReliabilityEntry(_Model):
@@ -89,9 +89,7 @@ class DatasetEntry(_Model):
     unit: Literal["nats"] = "nats"
     sign: Literal["positive = the group mattered"] = "positive = the group mattered"
     reliability: ReliabilityEntry | None = None
-    random: dict[str, FiniteFloat] | None = Field(
-        default=None, description="expected figures of random rankings"
-    )
+    random: dict[str, FiniteFloat] | None = Field(default=None, description="expected figures of random rankings")
     reference: str | None = Field(default=None, description="the method that `difference` is taken to")
     note: str | None = None
 

@@ -91,7 +91,11 @@ def footer(entry: DatasetEntry) -> str:
     return " ".join(parts)
 
 
-def terminal(name: str, entry: DatasetEntry) -> Table:
+WIDE = 210  # columns that one-line cells need
+
+
+def terminal(name: str, entry: DatasetEntry, width: int = WIDE) -> Table:
+    """For a terminal of `width` columns; where that is narrow, intervals go below their means."""
     from rich.table import Table
     from rich.text import Text
 
@@ -100,7 +104,8 @@ def terminal(name: str, entry: DatasetEntry) -> Table:
     for i, column in enumerate(HEADER):
         table.add_column(Text(column), justify="left" if i == 0 else "right")
     for row in rows(entry):
-        table.add_row(*map(Text, row))
+        cells = row if width >= WIDE else tuple(cell.replace(" [", "\n[") for cell in row)
+        table.add_row(*map(Text, cells))
     return table
 
 

@@ -37,7 +37,8 @@ class DataConfig(Config):
 class ModelConfig(Config):
     path: str | None = Field(None, description="A trained diffusers model (folder or Hub id); none: `guda train`.")
     scheduler: str | None = Field(
-        None, description="Noise schedule: KIND:STEPS[:PREDICTION] or a folder; needed unless `path` brings its own."
+        None,
+        description="Noise schedule: KIND:STEPS[:PREDICTION] or a folder; needed unless `path` brings its own.",
     )
     net: Literal["mlp", "unet2d"] = Field("unet2d", description="Network to train when there is no `path`.")
     options: dict[str, Any] = Field(default_factory=dict, description="Constructor arguments of that network.")
@@ -53,7 +54,8 @@ class TrainingConfig(Config):
     ema: float | None = Field(0.9999, gt=0, lt=1, description="EMA decay of the scored weights; null scores raw ones.")
     flips: bool = Field(False, description="Random horizontal flips.")
     exposure_matched: bool = Field(
-        True, description="Each epoch of the full model leaves out one group in turn, as LOGO always leaves out its own."
+        True,
+        description="Each epoch of the full model leaves out one group in turn, as LOGO always leaves out its own.",
     )
     seed: int = Field(0, ge=0, description="Seed of the full model.")
     checkpoint_every: int = Field(500, gt=0, description="Steps between checkpoints; resume is exact.")
@@ -67,7 +69,8 @@ class QueriesConfig(Config):
 
 class ScoringConfig(Config):
     estimand: Literal["elbo", "paper"] = Field(
-        "elbo", description="elbo: unbiased for the sum over 1..t_max; paper: the raw sum over the paper's grid."
+        "elbo",
+        description="elbo: unbiased for the sum over 1..t_max; paper: the raw sum over the paper's grid.",
     )
     stride: int = Field(10, gt=0, description="Grid spacing of `paper`.")
     strata: int = Field(40, gt=0, description="Strata that partition 1..t_max; each gets one draw per round.")
@@ -79,6 +82,7 @@ class ScoringConfig(Config):
 
 class EvaluationConfig(Config):
     against: str = Field("logo", description="The method that is the oracle.")
+    reference: str | None = Field(None, description="Every method's paired difference to this one is reported.")
     resamples: int = Field(2000, gt=0, description="Bootstrap resamples over queries.")
     seed: int = Field(0, ge=0, description="Seed of the bootstrap.")
 

@@ -78,12 +78,16 @@ class Run:
         if not root.is_dir():
             raise GudaError(f"run {str(root)!r} does not exist; make it with: guda init {root} --data ...")
         if not cls.exists(root):
-            raise GudaError(f"{str(root)!r} is not a run folder (no run.json); make one with: guda init {root} --data ...")
+            raise GudaError(
+                f"{str(root)!r} is not a run folder (no run.json); make one with: guda init {root} --data ..."
+            )
         info = read_json(root / "run.json")
         if not isinstance(info, dict) or "locked" not in info:
             raise GudaError(f"{root / 'run.json'} is damaged; restore it, or start again in another folder")
         if info.get("format") != FORMAT:
-            raise Mismatch(f"{root}: format of the run", info.get("format"), FORMAT, "use the guda version that made it")
+            raise Mismatch(
+                f"{root}: format of the run", info.get("format"), FORMAT, "use the guda version that made it"
+            )
         run = cls(root, info)
         run.check(run.recipe)
         return run
@@ -95,13 +99,19 @@ class Run:
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe whose locked sections are not those this run was made from."""
         refuse_difference(
-            str(self.root), self.info["locked"], recipe.locked(), "use another run folder for another experiment"
+            str(self.root),
+            self.info["locked"],
+            recipe.locked(),
+            "use another run folder for another experiment",
         )
 
     def check_lock(self, lock: dict[str, Any]) -> None:
         """Refuse data or a model other than those this run was made from."""
         refuse_difference(
-            str(self.root), {k: self.info.get(k) for k in lock}, lock, "use another run folder for other data or models"
+            str(self.root),
+            {k: self.info.get(k) for k in lock},
+            lock,
+            "use another run folder for other data or models",
         )
 
     def update(self, recipe: Recipe) -> None:

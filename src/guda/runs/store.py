@@ -39,10 +39,12 @@ def digest(value: Any, length: int = 12) -> str:
 
 def digest_arrays(*arrays: np.ndarray) -> str:
     """sha256 over dtype, shape and bytes."""
+    import numpy as np
+
     h = hashlib.sha256()
     for a in arrays:
         h.update(f"{a.dtype.str}{a.shape}".encode())
-        h.update(memoryview(a if a.flags.c_contiguous else a.copy()).cast("B"))
+        h.update(np.ascontiguousarray(a).tobytes() if a.ndim == 0 else np.ascontiguousarray(a).data)
     return h.hexdigest()
 
 
@@ -118,9 +120,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
     from safetensors.torch import save_file
 
     with atomic_path(path) as tmp:
-        save_file(
-            {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, tmp, metadata=dict(metadata or {})
-        )
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, tmp, metadata=dict(metadata or {}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

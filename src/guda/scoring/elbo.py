@@ -68,7 +68,9 @@ def squared_errors(denoiser: Denoiser, draws: Draws, block: int, cond: Cond | No
         out[where] = squares[: where.stop - where.start]
     if not np.isfinite(out).all():
         query, stratum = np.argwhere(~np.isfinite(out.reshape(n_queries, n_strata)))[0]
-        raise GudaError(f"the network returned NaN or infinity at t = {draws.t[query, stratum]}; are its weights sound?")
+        raise GudaError(
+            f"the network returned NaN or infinity at t = {draws.t[query, stratum]}; are its weights sound?"
+        )
     return out.reshape(n_queries, n_strata)
 
 

@@ -45,9 +45,7 @@ class Plan:
         """1 / inclusion probability of a draw, per stratum."""
         return np.ones(self.n_strata) if self.grid else np.diff(self.edges).astype(np.float64)
 
-    def draw(
-        self, noise: KeyedNoise, query: str, round_: int, shape: tuple[int, ...]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, noise: KeyedNoise, query: str, round_: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """(t int64 [S], eps float32 [S, C, H, W]) of one query in one round: functions of their keys alone."""
         t = np.empty(self.n_strata, np.int64)
         eps = np.empty((self.n_strata, *shape), np.float32)

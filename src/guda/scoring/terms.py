@@ -104,10 +104,12 @@ def score_tasks(run: Run, queries: Queries, models: Sequence[ModelRef], stage: s
                 name=f"score {queries.name}/{number} by {len(missing)} models for {stage}",
                 stage=f"score/{queries.name}/{stage}",
                 fn="guda.scoring.terms:score_shard",
-                args={"queries": queries.name, "shard": number, "models": [[m.base, m.counterfactual] for m in missing]},
-                makes=tuple(
-                    part_path(plan, config, shard, m, r) for m in missing for r in range(config.rounds)
-                ),
+                args={
+                    "queries": queries.name,
+                    "shard": number,
+                    "models": [[m.base, m.counterfactual] for m in missing],
+                },
+                makes=tuple(part_path(plan, config, shard, m, r) for m in missing for r in range(config.rounds)),
                 needs=tuple(sorted({p for m in missing for p in m.needs(run)})),
                 cost=float(len(missing) * size * plan.n_strata * config.rounds),
             )

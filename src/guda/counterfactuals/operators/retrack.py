@@ -20,12 +20,15 @@ from guda.diffusion.denoiser import Denoiser
 
 
 class RetrackConfig(UnlearnConfig):
-    k_nearest: int | None = Field(None, gt=0, description="Posterior over the K retain images nearest to x_t; null: all.")
+    k_nearest: int | None = Field(
+        None, gt=0, description="Posterior over the K retain images nearest to x_t; null: all."
+    )
 
 
 @operator("retrack")
 class Retrack(Operator):
     Config = RetrackConfig
+    summary = "unlearn by redirecting forget images to the retain set's posterior mean (GUDA)"
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
         super().__init__(teacher, data, group, config)

@@ -1,0 +1,68 @@
+"""What a person sees while waiting: a bar with an estimate on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from guda.engine.local import Watcher
+
+LINE_EVERY = 10.0  # seconds between plain lines
+
+
+class Display:
+    """Makes watchers for the engine; writes to stderr, so that --json keeps stdout clean."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        from rich.console import Console
+
+        self.console = Console(stderr=True)
+        self.quiet = quiet
+        self._open = ExitStack()
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    def watch(self, title: str) -> Watcher:
+        if self.quiet:
+            return lambda done, total, fraction, running: None
+        return self._bar(title) if self.console.is_terminal else self._lines(title)
+
+    def _bar(self, title: str) -> Watcher:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as Remaining
+
+        columns: tuple[Any, ...] = (
+            TextColumn("[bold]{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+            TextColumn("left"), Remaining(), TextColumn("[dim]{task.fields[detail]}"),
+        )  # fmt: skip
+        self._open.close()
+        progress = self._open.enter_context(Progress(*columns, console=self.console))
+        bar = progress.add_task(title, total=1.0, detail="")
+
+        def watch(done: int, total: int, fraction: float, running: list[str]) -> None:
+            detail = f"{done}/{total} tasks" + (f" · {running[0]}" if running else "")
+            progress.update(bar, completed=fraction, detail=detail)
+
+        return watch
+
+    def _lines(self, title: str) -> Watcher:
+        started = last = time.monotonic()
+        print(f"{title} ...", file=sys.stderr, flush=True)
+
+        def watch(done: int, total: int, fraction: float, running: list[str]) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last < LINE_EVERY and done < total:
+                return
+            last = now
+            left = (now - started) * (1 - fraction) / fraction if fraction > 0.01 else None
+            estimate = "" if left is None else f", about {left:.0f} s left"
+            print(f"{title}: {done}/{total} tasks, {fraction:.0%}{estimate}", file=sys.stderr, flush=True)
+
+        return watch

@@ -1,0 +1,101 @@
+"""A method: fit once, then score any picture.
+
+    fit(run)            -> tasks whose files are the method's artifact
+    score(run, queries) -> tasks whose files its scores need
+    scores(run, queries)-> Scores, arithmetic on finished files
+
+LOGO, every unlearning operator and every baseline share this, so a comparison is a loop and a plug-in is one file:
+decorate a class with `@method("my-id")`, or name its module under the entry-point group `guda.methods`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cache
+from typing import Any, ClassVar
+
+from guda.data.groups import suggestion
+from guda.data.queries import Queries
+from guda.engine.tasks import Task
+from guda.errors import GudaError
+from guda.runs.recipe import Config, parse_config
+from guda.runs.run import Run
+from guda.runs.store import digest
+from guda.scoring.scores import Scores
+
+
+class Method(ABC):
+    id: ClassVar[str]
+    Config: ClassVar[type[Config]]
+    unit: ClassVar[str] = "nats"
+    summary: ClassVar[str] = ""  # one line: what it does
+
+    def __init__(self, run: Run, method_id: str, config: Any) -> None:
+        self.run, self.method_id, self.config = run, method_id, config
+
+    @abstractmethod
+    def fit(self) -> list[Task]: ...
+
+    @abstractmethod
+    def score(self, queries: Queries, planned: set[str]) -> list[Task]:
+        """`planned`: keys of models that another method's tasks evaluate already; this one adds its own."""
+
+    @abstractmethod
+    def scores(self, queries: Queries) -> Scores: ...
+
+    @abstractmethod
+    def fit_evals(self) -> float:
+        """Evaluation units per group (SPEC 8), without theta_full."""
+
+    @abstractmethod
+    def score_evals(self, queries: Queries) -> float:
+        """Evaluation units per query."""
+
+    def artifact(self, **identity: Any) -> str:
+        """Folder of what `fit` makes, named after the settings that made it."""
+        value = identity or self.config.model_dump(mode="json")
+        return f"artifacts/{self.method_id}-{digest(value, 8)}"
+
+    def fitted(self) -> bool:
+        return all(task.done(self.run) for task in self.fit())
+
+
+METHODS: dict[str, type[Method]] = {}
+
+
+def method(name: str) -> Callable[[type[Method]], type[Method]]:
+    """Register a method under its id."""
+
+    def register(cls: type[Method]) -> type[Method]:
+        cls.id = name
+        METHODS[name] = cls
+        return cls
+
+    return register
+
+
+@cache
+def _load_all() -> None:
+    from importlib.metadata import entry_points
+
+    import guda.methods.logo
+    import guda.methods.similarity
+    import guda.methods.unlearned  # noqa: F401
+
+    for entry in entry_points(group="guda.methods"):
+        entry.load()
+
+
+def known_methods() -> dict[str, type[Method]]:
+    _load_all()
+    return METHODS
+
+
+def get_method(run: Run, name: str) -> Method:
+    """The method `name` with the run's settings for it."""
+    known = known_methods()
+    if name not in known:
+        raise GudaError(f"unknown method {name!r}; known: {', '.join(sorted(known))}{suggestion(name, known)}")
+    cls = known[name]
+    return cls(run, name, parse_config(cls.Config, run.recipe.methods.get(name, {}), f"methods.{name}"))
