@@ -1,3 +1,67 @@
-"""guda: which training data is this picture owed to?"""
+"""guda: which training data is this picture owed to?
+
+    model  = guda.Denoiser.from_pretrained("path-or-hub-id")
+    data   = guda.ImageData.from_folder("art/", group_by="level:1")
+    bank   = guda.unlearn(model, data, operator="retrack")
+    scores = guda.attribute(model, bank, guda.Queries.from_folder("generated/"))
+    print(scores["img_0007"].top(3))
+
+Names are imported when first used, so that `import guda` and `guda --help` are instant.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_WHERE = {
+    "Bank": "guda.counterfactuals.bank",
+    "Counterfactual": "guda.counterfactuals.bank",
+    "Denoiser": "guda.diffusion.denoiser",
+    "Groups": "guda.data.groups",
+    "GudaError": "guda.errors",
+    "ImageData": "guda.data.images",
+    "Queries": "guda.data.queries",
+    "Recipe": "guda.runs.recipe",
+    "Run": "guda.runs.run",
+    "Scores": "guda.scoring.scores",
+    "attribute": "guda.api",
+    "unlearn": "guda.api",
+}
+
+__all__ = [
+    "Bank",
+    "Counterfactual",
+    "Denoiser",
+    "Groups",
+    "GudaError",
+    "ImageData",
+    "Queries",
+    "Recipe",
+    "Run",
+    "Scores",
+    "attribute",
+    "unlearn",
+]
+
+if TYPE_CHECKING:
+    from guda.api import attribute, unlearn
+    from guda.counterfactuals.bank import Bank, Counterfactual
+    from guda.data.groups import Groups
+    from guda.data.images import ImageData
+    from guda.data.queries import Queries
+    from guda.diffusion.denoiser import Denoiser
+    from guda.errors import GudaError
+    from guda.runs.recipe import Recipe
+    from guda.runs.run import Run
+    from guda.scoring.scores import Scores
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'guda' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

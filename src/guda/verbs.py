@@ -223,7 +223,8 @@ def evaluate(run: Run, name: str) -> DatasetEntry:
         )  # fmt: skip
         if m != config.against and method.fit_evals() > 0:
             figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / method.fit_evals()
-            figures[f"steps_ratio_vs_logo.{m}"] = need_training(run).steps / method.config.steps
+            if steps := getattr(method.config, "steps", None):
+                figures[f"steps_ratio_vs_logo.{m}"] = need_training(run).steps / steps
     plan = make_plan(run_schedule(run), run.recipe.scoring)
     entry = dataset_entry(found, list(seeds), plan.estimand, costs, figures)
     write_json(run.path("scores", name, "evaluation.json"), entry.model_dump(mode="json"))

@@ -47,6 +47,13 @@ def _digits() -> ImageData:
     return load_digits_data()
 
 
+@source("fashion-mnist")
+def _fashion_mnist(size: int | None = None) -> ImageData:
+    from guda.data.fashion import load_fashion
+
+    return load_fashion(size)
+
+
 def load_source(
     name_or_path: str,
     *,

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-import numpy as np
-
 from guda.data.queries import Queries
 from guda.diffusion.models import load_data, run_schedule
 from guda.engine.tasks import Task
 from guda.methods.base import Method
-from guda.scoring.estimate import difference
+from guda.scoring.estimate import difference, stack_estimates
 from guda.scoring.plan import make_plan
 from guda.scoring.scores import Scores, mean_of
 from guda.scoring.terms import ModelRef, read_kl, score_tasks
@@ -51,15 +49,9 @@ class ElboMethod(Method):
             for g in self.groups
         ]
 
-        def columns(field: str) -> np.ndarray | None:
-            values = [getattr(e, field) for e in found]
-            return None if values[0] is None else np.stack(values, axis=1)
-
         return Scores(
             method=name, unit=self.unit, estimand=plan.estimand, queries=queries.ids, groups=self.groups,
-            score=np.stack([e.score for e in found], axis=1),
-            n_evals=2 * len(sets) * plan.n_strata * self.run.recipe.scoring.rounds,
-            stderr=columns("stderr"), lo=columns("lo"), hi=columns("hi"),
+            n_evals=2 * len(sets) * plan.n_strata * self.run.recipe.scoring.rounds, **stack_estimates(found),
         )  # fmt: skip
 
     def score_evals(self, queries: Queries) -> float:

@@ -10,7 +10,9 @@ successive differences along t; it counts the trend as noise and is therefore co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -45,3 +47,10 @@ def difference(counterfactual: np.ndarray, full: np.ndarray, *, grid: bool = Fal
     stderr = np.sqrt(variance)
     reach = float(stats.t.ppf(0.5 + LEVEL / 2, df)) * stderr
     return Estimate(score, stderr, score - reach, score + reach)
+
+
+def stack_estimates(estimates: Sequence[Estimate]) -> dict[str, Any]:
+    """One estimate per group -> score, stderr, lo, hi as [Q, groups] (None where there is no error model)."""
+    fields = ("score", "stderr", "lo", "hi")
+    columns = {f: [getattr(e, f) for e in estimates] for f in fields}
+    return {f: None if any(c is None for c in values) else np.stack(values, axis=1) for f, values in columns.items()}

@@ -1,0 +1,60 @@
+"""The two calls of the Python interface: unlearn every group, then attribute any picture. Same code as a run's tasks,
+in this process and in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guda.counterfactuals.bank import Bank, Counterfactual
+from guda.counterfactuals.unlearn import unlearn_group
+from guda.data.groups import suggestion
+from guda.data.images import ImageData
+from guda.data.queries import Queries
+from guda.diffusion.denoiser import Denoiser
+from guda.errors import GudaError
+from guda.runs.recipe import ScoringConfig, parse_config
+from guda.scoring.elbo import kl, make_draws, squared_errors
+from guda.scoring.estimate import difference, stack_estimates
+from guda.scoring.plan import make_plan
+from guda.scoring.scores import Scores
+
+
+def unlearn(model: Denoiser, data: ImageData, operator: str = "retrack", **settings: Any) -> Bank:
+    """A bank of counterfactuals of `model`, one per group of `data`; `settings` are the operator's."""
+    import guda.counterfactuals.operators  # noqa: F401  registers them
+    from guda.counterfactuals.unlearn import OPERATORS
+
+    if operator not in OPERATORS:
+        known = ", ".join(sorted(OPERATORS))
+        raise GudaError(f"unknown operator {operator!r}; known: {known}{suggestion(operator, OPERATORS)}")
+    if data.shape != model.shape:
+        raise GudaError(f"the model takes {model.shape} images (channels, height, width), the data are {data.shape}")
+    config = parse_config(OPERATORS[operator].Config, settings, operator)
+    return Bank(
+        {
+            group: Counterfactual.delta(model, unlearn_group(model, data, group, operator, config), group, operator)
+            for group in data.groups.names
+        }
+    )
+
+
+def attribute(model: Denoiser, bank: Bank, queries: Queries, **settings: Any) -> Scores:
+    """Nats per picture and group, positive = the group mattered; `settings` as a recipe's `scoring` section."""
+    import numpy as np
+
+    config: ScoringConfig = parse_config(ScoringConfig, settings, "scoring")
+    queries.check_shape(model.shape)
+    plan = make_plan(model.schedule, config)
+    x0, cond = model.encode(queries.images), model.condition(queries.prompts)
+    draws = [make_draws(model, x0, queries.ids, plan, r) for r in range(config.rounds)]
+
+    def contributions(denoiser: Denoiser) -> np.ndarray:
+        errors = [squared_errors(denoiser, d, config.block, cond) for d in draws]
+        return np.stack([kl(plan, model.schedule.weights, d.t, e) for d, e in zip(draws, errors, strict=True)])
+
+    full = contributions(model)
+    found = [difference(contributions(bank[g].apply(model)), full, grid=bool(plan.grid)) for g in bank]
+    return Scores(
+        method=next(iter(bank.values())).method, unit="nats", estimand=plan.estimand, queries=queries.ids,
+        groups=tuple(bank), n_evals=2 * plan.n_strata * config.rounds, **stack_estimates(found),
+    )  # fmt: skip
