@@ -24,15 +24,16 @@ from guda.diffusion.models import (
 )
 from guda.diffusion.queries import collect_samples, sample_tasks, set_name
 from guda.engine.local import Watcher, run_tasks
-from guda.engine.tasks import Task
+from guda.engine.tasks import Task, pending
 from guda.errors import GudaError, Mismatch
 from guda.evaluation.ceiling import compare
 from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
-from guda.methods.base import get_method, known_methods
+from guda.methods.base import Method, get_method, known_methods
 from guda.methods.logo import Logo
-from guda.runs.recipe import Recipe
+from guda.runs import progress
+from guda.runs.recipe import Recipe, parse_config
 from guda.runs.run import Run, writable
-from guda.runs.store import read_json, write_json
+from guda.runs.store import write_json
 from guda.scoring.plan import make_plan
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
@@ -55,6 +56,9 @@ def init(root: str | Path, recipe: Recipe) -> Run:
     for name in recipe.methods:
         if name not in known_methods():
             raise GudaError(f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(known_methods()))}")
+        parse_config(known_methods()[name].Config, recipe.methods[name], f"methods.{name}")
+    if root.exists() and not root.is_dir():
+        raise GudaError(f"{root} is a file; choose another name for the run folder")
     if Run.exists(root):
         Run.open(root).check(recipe)  # the cheap refusal first
     elif root.exists() and any(p.name not in ("data", "recipe.yaml") and p.name[0] != "." for p in root.iterdir()):
@@ -65,12 +69,12 @@ def init(root: str | Path, recipe: Recipe) -> Run:
     model = _check_model(recipe, data)
     lock = {"data_digest": data.digest, "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
             "model": None if model is None else model.digest()}  # fmt: skip
+    make_plan((model or build(recipe.model, data.shape)).schedule, recipe.scoring)
     if Run.exists(root):
         run = Run.open(root)
         run.check_lock(lock)
         run.update(recipe)
         return run
-    make_plan((model or build(recipe.model, data.shape)).schedule, recipe.scoring)
     data.save(root / "data")
     return Run.create(root, recipe, lock)
 
@@ -79,14 +83,30 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
     if recipe.model.path is None:
         if recipe.training is None:
             raise GudaError("no model: give --model FOLDER, or a recipe with a `training` section for `guda train`")
-        build(recipe.model, data.shape)
+        _try(build(recipe.model, data.shape), "model.options")
         return None
     model = Denoiser.from_pretrained(recipe.model.path, recipe.model.scheduler)
     if model.shape != data.shape:
         (c, h, w), (dc, dh, dw) = model.shape, data.shape
         fix = f"give --size {h}" if (dh, dw) != (h, w) else f"the model wants {c} channel(s), the images have {dc}"
         raise GudaError(f"the model takes {w}x{h} images of {c} channel(s), the data are {dw}x{dh} of {dc}; {fix}")
+    _try(model, str(recipe.model.path))
     return model
+
+
+def _try(model: Denoiser, where: str) -> None:
+    """One image through the network: a U-Net cannot halve every size as often as it has levels."""
+    import torch
+
+    if model.conditional:
+        return
+    try:
+        with torch.inference_mode():
+            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long))
+    except RuntimeError as e:
+        size = "x".join(str(n) for n in model.shape[1:])
+        reason = str(e).splitlines()[0]
+        raise GudaError(f"{where}: the network cannot run on {size} images ({reason}); give another --size") from None
 
 
 def _base_tasks(run: Run) -> list[Task]:
@@ -126,7 +146,10 @@ def add_queries(run: Run, folder: str | Path, name: str | None = None) -> str:
     queries = Queries.from_folder(folder, size=config.size, mode=mode)
     queries.check_shape(data.shape)
     load_model(run, "base").condition(queries.prompts)
-    name = name or re.sub(r"[^A-Za-z0-9._-]+", "_", queries.name)
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name or queries.name).lstrip(".") or "queries"
+    if name is not None and name != plain:
+        raise GudaError(f"--name {name!r}: letters, digits, dot, dash and underscore only, e.g. {plain!r}")
+    name = plain
     target = run.path("queries", name)
     if (target / "index.json").is_file():
         known = Queries.load(target)
@@ -161,27 +184,33 @@ def fitted_methods(run: Run) -> list[str]:
     return [m for m in names if (m != "logo" or run.recipe.training) and get_method(run, m).fitted()]
 
 
+def check_fitted(run: Run, methods: Sequence[str]) -> None:
+    for name in methods:
+        if not get_method(run, name).fitted():
+            raise GudaError(f"{name} is not fitted in {run.root}; run: guda fit {run.root} --method {name}")
+
+
 def score(run: Run, name: str, methods: Sequence[str], engine: Engine) -> dict[str, Scores]:
     """Scores of one query set by each method, also written to scores/<set>/<method>.parquet."""
     queries = load_queries(run, name)
     tasks: list[Task] = []
     planned: set[str] = set()
+    check_fitted(run, methods)
     chosen = [get_method(run, m) for m in methods]
     for found in chosen:
-        if not found.fitted():
-            raise GudaError(
-                f"{found.method_id} is not fitted in {run.root}; run: guda fit {run.root} --method {found.method_id}"
-            )
         tasks += found.score(queries, planned)
     engine(run, tasks, f"score {name}")
-    results = {}
-    for found in chosen:
-        results[found.method_id] = scores = found.scores(queries)
-        scores.write(scores_path(run, name, found.method_id))
-        if isinstance(found, Logo):
-            for seed in found.config.seeds:
-                found.seed_scores(queries, seed).write(scores_path(run, name, f"logo-s{seed}"))
-    return results
+    return {found.method_id: _publish(run, queries, found) for found in chosen}
+
+
+def _publish(run: Run, queries: Queries, found: Method) -> Scores:
+    """Scores from finished terms, by the run's present settings."""
+    scores = found.scores(queries)
+    scores.write(scores_path(run, queries.name, found.method_id))
+    if isinstance(found, Logo):
+        for seed in found.config.seeds:
+            found.seed_scores(queries, seed).write(scores_path(run, queries.name, f"logo-s{seed}"))
+    return scores
 
 
 def scores_path(run: Run, queries: str, method: str) -> Path:
@@ -201,17 +230,26 @@ def evaluate(run: Run, name: str) -> DatasetEntry:
     oracle = get_method(run, config.against)
     if not isinstance(oracle, Logo):
         raise GudaError(f"evaluation.against = {config.against!r}: only logo is an oracle with retrainings to compare")
+    if config.reference is not None and config.reference not in known_methods():
+        raise GudaError(
+            f"evaluation.reference = {config.reference!r} is no method; known: {', '.join(known_methods())}"
+        )
     methods = [m for m in scored_methods(run, name) if m != config.against]
     queries = load_queries(run, name)
     seeds = oracle.config.seeds
-    missing = [s for s in seeds if not scores_path(run, name, f"logo-s{s}").is_file()]
-    if missing:
-        raise GudaError(
-            f"no LOGO scores of seed {missing[0]} for {name!r}; run: guda fit {run.root} --method logo, then guda score"
-        )
-    gold = np.stack([Scores.read(scores_path(run, name, f"logo-s{s}")).score for s in seeds])
+    scores = {}
+    for m in [config.against, *methods]:
+        # settings may have been edited since: only terms under the present settings' names count
+        method = get_method(run, m)
+        if not method.fitted() or pending(run, method.score(queries, set())):
+            raise GudaError(
+                f"no {m} scores of {name!r} by the recipe's present settings; run: guda fit {run.root} --method {m}, "
+                f"then guda score {run.root} --queries {name} --method {m}"
+            )
+        scores[m] = _publish(run, queries, method)
+    gold = np.stack([oracle.seed_scores(queries, s).score for s in seeds])
     found = compare(
-        gold, {m: Scores.read(scores_path(run, name, m)).score for m in methods},
+        gold, {m: scores[m].score for m in methods},
         reference=config.reference if config.reference in methods else None, n=config.resamples, seed=config.seed,
     )  # fmt: skip
     costs, figures = {}, {}
@@ -240,7 +278,7 @@ def status(run: Run) -> dict[str, Any]:
     for name in names:
         tasks = [t for t in get_method(run, name).fit() if t.stage != "train"]
         methods[name] = {"fitted": sum(t.done(run) for t in tasks), "of": len(tasks)}
-    running = [read_json(p) for p in sorted(run.path("progress").glob("*.json"))]
+    running = [r for p in sorted(run.path("progress").glob("[!.]*.json")) if (r := progress.read(p)) is not None]
     base = run.recipe.model.path or full_name(need_training(run).seed)
     return {
         "run": str(run.root),
@@ -267,9 +305,11 @@ def pipeline(run: Run, engine: Engine) -> DatasetEntry:
 
 
 def choose_or_add_queries(run: Run, queries: str | None, name: str | None = None) -> str:
-    """A set by name, or a folder that becomes one."""
-    if queries is not None and queries not in run.query_sets() and Path(queries).is_dir():
+    """A set by name, or a folder that becomes one; a folder of a set's name must still hold the same pictures."""
+    if queries is not None and Path(queries).is_dir():
         return add_queries(run, queries, name)
+    if name is not None:
+        raise GudaError("--name names a new query set: give its folder with --queries")
     return choose_queries(run, queries)
 
 
@@ -284,7 +324,10 @@ def change_settings(run: Run, methods: Sequence[str], settings: Sequence[str]) -
         key, equals, value = text.partition("=")
         if not equals:
             raise GudaError(f"--set {text!r}: write key=value")
-        changes[key] = yaml.safe_load(value)
+        try:
+            changes[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise GudaError(f"--set {text!r}: the value is not valid YAML") from None
     recipe = run.recipe.model_dump(mode="json")
     recipe["methods"][methods[0]] = run.recipe.methods.get(methods[0], {}) | changes
     _update(run, recipe, methods[0])

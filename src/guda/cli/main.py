@@ -187,6 +187,10 @@ def fit(
     if settings:
         verbs.change_settings(folder, method or [], settings)
     methods = method or [m for m in folder.recipe.methods if m != "logo"]
+    if not methods:
+        raise GudaError(
+            f"the recipe of {run} names no method to fit (logo is fitted only when asked for); give --method"
+        )
     done = verbs.fit(folder, methods, _engine(workers, as_json))
     _say({"methods": methods, "tasks_run": done}, f"Fitted {', '.join(methods)} ({done} tasks run).", as_json)
 
@@ -224,10 +228,11 @@ def score(
     from guda.runs.run import Run
 
     folder = Run.open(run)
-    chosen = verbs.choose_or_add_queries(folder, queries, name)
     methods = method or verbs.fitted_methods(folder)
     if not methods:
         raise GudaError(f"nothing is fitted in {run} yet; run: guda fit {run}")
+    verbs.check_fitted(folder, methods)  # before a folder of queries is taken in
+    chosen = verbs.choose_or_add_queries(folder, queries, name)
     results = verbs.score(folder, chosen, methods, _engine(workers, as_json))
     lines = []
     for found in results.values():
@@ -296,11 +301,12 @@ def main() -> None:
     try:
         app()
     except GudaError as e:
-        print(f"guda: {e}", file=sys.stderr)
+        print(f"guda: {' '.join(str(e).split())}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("guda: stopped; nothing finished is lost, the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as e:
+        if e.code == 130:  # typer's answer to Ctrl-C
+            print("guda: stopped; nothing finished is lost, the same command goes on from here", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":

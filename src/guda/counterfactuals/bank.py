@@ -16,7 +16,7 @@ import torch
 
 from guda.diffusion.denoiser import Denoiser, weights_digest
 from guda.errors import GudaError, Mismatch
-from guda.runs.store import read_tensors, write_tensors
+from guda.runs.store import digest, read_tensors, write_tensors
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Counterfactual:
 
     def save(self, path: Path) -> None:
         header = {"kind": self.kind, "group": self.group, "base": self.base, "method": self.method}
-        write_tensors(path, self.tensors, header | {"digest": weights_digest(self.tensors)})
+        write_tensors(path, self.tensors, header | {"digest": digest([header, weights_digest(self.tensors)], 64)})
 
     @classmethod
     def load(cls, path: Path) -> Counterfactual:
@@ -61,9 +61,13 @@ class Counterfactual:
             raise GudaError(f"{path} is not a counterfactual of guda: its header has no {e}") from None
         if found.kind not in ("delta", "weights"):
             raise GudaError(f"{path}: unknown kind of counterfactual {found.kind!r}")
-        if (actual := weights_digest(tensors)) != header.get("digest"):
-            raise Mismatch(f"{path} is damaged: digest", actual, header.get("digest"), "delete it and fit again")
+        recorded = header.pop("digest", None)
+        if (actual := digest([header, weights_digest(tensors)], 64)) != recorded:  # of weights and header
+            raise Mismatch(f"{path} is damaged: digest", actual, recorded, "delete it and fit again")
         return found
+
+
+FILES = "[0-9]*.safetensors"
 
 
 def file_name(number: int, group: str) -> str:
@@ -89,13 +93,20 @@ class Bank(Mapping[str, Counterfactual]):
         return len(self._items)
 
     def save(self, folder: str | Path) -> None:
-        for number, (group, item) in enumerate(self._items.items()):
-            item.save(Path(folder) / file_name(number, group))
+        names = {file_name(number, group): item for number, (group, item) in enumerate(self._items.items())}
+        if other := sorted({f.name for f in Path(folder).glob(FILES)} - names.keys()):
+            raise GudaError(f"{folder} holds another bank ({other[0]}); save to a new folder")
+        for name, item in names.items():
+            item.save(Path(folder) / name)
 
     @classmethod
     def load(cls, folder: str | Path) -> Bank:
-        files = sorted(Path(folder).glob("[0-9]*.safetensors"))
+        files = sorted(Path(folder).glob(FILES))
         if not files:
             raise GudaError(f"{folder} holds no counterfactuals; make them with: guda fit")
         loaded = [Counterfactual.load(f) for f in files]
+        if len(groups := {item.group for item in loaded}) != len(loaded):
+            raise GudaError(
+                f"{folder} holds {len(loaded)} counterfactuals of {len(groups)} groups; two banks are mixed"
+            )
         return cls({item.group: item for item in loaded})

@@ -36,7 +36,7 @@ class Posterior:
         dots = torch.cat([centred @ (c - self.centre).T for c in self.x.split(CHUNK)], dim=1)
         logits = (a * dots.double() - a**2 * self.squares / 2) / s**2
         n = logits.shape[1]
-        top = logits.topk(min(max(REFINED, self.k or 0), n), dim=1).indices
+        top = logits.topk(min(REFINED + (self.k or 0), n), dim=1).indices
         # directly, relative to the same constant -||x_t - a c||^2/(2 s^2) that the expansion dropped
         near = self.x[top].double()
         exact = -(((flat.double()[:, None] - a[:, :, None] * near) ** 2).sum(2))

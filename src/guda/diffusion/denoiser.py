@@ -57,9 +57,11 @@ class Denoiser:
         config = getattr(module, "config", None)
         n_classes = None
         if config is not None and hasattr(config, "sample_size"):
-            size = config.sample_size
-            height, width = (size, size) if isinstance(size, int) else size
-            shape = shape or (config.in_channels, height, width)
+            if shape is None and config.sample_size is None:
+                raise GudaError("the network's config.json has no sample_size; write its image size (pixels) there")
+            if shape is None:
+                size = config.sample_size
+                shape = (config.in_channels, *((size, size) if isinstance(size, int) else size))
             if config.out_channels == 2 * config.in_channels:
                 raise GudaError("the network has a learned-variance head (twice the channels); not supported")
             if config.out_channels != config.in_channels:

@@ -57,7 +57,7 @@ def read_scheduler(folder: Path) -> Any:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, TypeError) as e:
         raise GudaError(f"{path} cannot be read: {e}") from None
 
 
@@ -70,6 +70,9 @@ def load(path: str, scheduler: str | None = None) -> tuple[Any, Any]:
         index = _read_config(folder / "model_index.json")
         if "unet" not in index or "scheduler" not in index:
             raise GudaError(f"{folder}/model_index.json names no unet and scheduler; not a DDPM-like pipeline")
+        more = sorted(k for k, v in index.items() if not k.startswith("_") and k not in ("unet", "scheduler") and v)
+        if more:  # a VAE or a text encoder: the unet alone would be scored in the wrong space
+            raise GudaError(f"{folder} is a pipeline with {', '.join(more)}; guda reads pixel models (unet, scheduler)")
         cls = _net_class(index["unet"][1])
         net_folder, found = folder / "unet", folder / "scheduler"
     elif (folder / "config.json").is_file():
@@ -89,9 +92,14 @@ def load(path: str, scheduler: str | None = None) -> tuple[Any, Any]:
             "e.g. --scheduler linear:1000 or --scheduler FOLDER"
         )
     try:
-        module = cls.from_pretrained(str(net_folder), use_safetensors=True, low_cpu_mem_usage=False)
+        module, info = cls.from_pretrained(
+            str(net_folder), use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
+        )
     except Exception as e:  # diffusers raises many kinds for a damaged file; each means the same to a user
         raise GudaError(f"{net_folder} cannot be loaded: {str(e).splitlines()[0]}") from e
+    # diffusers fills a missing weight with random numbers and drops an unknown one, with a warning only
+    if odd := [*info["missing_keys"], *info["unexpected_keys"]]:
+        raise GudaError(f"{net_folder}: weights and config.json do not fit; {odd[0]!r} is on one side only")
     return module.float(), make_scheduler(scheduler) if scheduler else read_scheduler(found)
 
 

@@ -8,6 +8,7 @@ same bits come out. SPEC section 2, "Noise key".
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,8 @@ def key_bytes(key: Key) -> bytes:
     """16 bytes; parts are typed and length-prefixed so that ("a", "b") and ("ab",) or (1,) and ("1",) differ."""
     h = hashlib.blake2b(digest_size=16)
     for part in key:
-        text = f"{type(part).__name__}:{part}".encode()
+        # by value: numpy's integers and strings name the same stream as Python's
+        text = (f"str:{part}" if isinstance(part, str) else f"int:{operator.index(part)}").encode()
         h.update(len(text).to_bytes(4, "little"))
         h.update(text)
     return h.digest()

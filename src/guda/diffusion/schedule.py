@@ -95,7 +95,10 @@ class Schedule:
     @cached_property
     def t_max(self) -> int:
         """Largest t with beta_t < 0.5: squared-cosine schedules end in one step that would hold 97 % of all weight."""
-        return int(np.flatnonzero(self.betas < 0.5).max())
+        small = np.flatnonzero(self.betas < 0.5)
+        if not small.size:
+            raise GudaError(f"every beta of this {self.T}-step schedule is 0.5 or more; use one with more steps")
+        return int(small.max())
 
     @cached_property
     def digest(self) -> str:

@@ -38,7 +38,9 @@ def fresh(denoiser: Denoiser, key: tuple[str | int, ...]) -> Denoiser:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(*key, "init"))
         new = copy.copy(denoiser)
-        new.module = type(module).from_config(module.config).eval()
+        # diffusers drops what it believes to be defaults, positional arguments among them
+        config = {k: v for k, v in module.config.items() if k != "_use_default_values"}
+        new.module = type(module).from_config(config).eval()
     return new
 
 

@@ -39,6 +39,14 @@ def _start_worker() -> None:
     threading.Thread(target=leave_with_parent, daemon=True).start()
 
 
+def _execute(root: str, task: Task) -> float:
+    """In the worker: an error that cannot be pickled (Mismatch takes four arguments) would break the whole pool."""
+    try:
+        return execute(root, task)
+    except GudaError as e:
+        raise GudaError(str(e)) from None
+
+
 def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -49,8 +57,10 @@ def run_tasks(run: Run, tasks: list[Task], workers: int | None = None, watch: Wa
     if not left:
         return 0
     workers = max(1, min(workers or default_workers(), len(left)))
-    total, total_cost, done_cost, done = len(left), sum(t.cost for t in left), 0.0, 0
+    total, total_cost, done_cost, done, shown = len(left), sum(t.cost for t in left) or 1.0, 0.0, 0, 0.0
     running: dict[Future[float], Task] = {}
+    for task in left:
+        run.path(task.heartbeat).unlink(missing_ok=True)  # of a killed process
     # threads of BLAS inside the workers: set before they import numpy
     environment = {k: os.environ.get(k) for k in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     os.environ.update(dict.fromkeys(environment, "1"))
@@ -59,7 +69,7 @@ def run_tasks(run: Run, tasks: list[Task], workers: int | None = None, watch: Wa
         while left or running:
             for task in [t for t in left if t.ready(run)][: workers - len(running)]:
                 left.remove(task)
-                running[pool.submit(execute, str(run.root), task)] = task
+                running[pool.submit(_execute, str(run.root), task)] = task
             if not running:
                 missing = next(p for p in left[0].needs if not run.has(p))
                 raise GudaError(f"{left[0].name} needs {missing}, which nothing makes; run the earlier steps first")
@@ -70,7 +80,9 @@ def run_tasks(run: Run, tasks: list[Task], workers: int | None = None, watch: Wa
                 done, done_cost = done + 1, done_cost + task.cost
             if watch is not None:
                 partial = sum(t.cost * progress.fraction(run.path(t.heartbeat)) for t in running.values())
-                watch(done, total, (done_cost + partial) / total_cost, [t.name for t in running.values()])
+                # never backwards: a task removes its heartbeat a moment before it counts as done
+                shown = 1.0 if done == total else max(shown, min(1.0, (done_cost + partial) / total_cost))
+                watch(done, total, shown, [t.name for t in running.values()])
     except BrokenProcessPool:
         raise GudaError(
             "a worker process died (killed, or out of memory); nothing finished is lost: run the same command again"
@@ -79,6 +91,8 @@ def run_tasks(run: Run, tasks: list[Task], workers: int | None = None, watch: Wa
         for future in running:
             future.cancel()
         _terminate(pool)
+        for task in running.values():
+            run.path(task.heartbeat).unlink(missing_ok=True)
         for name, value in environment.items():
             if value is None:
                 os.environ.pop(name, None)

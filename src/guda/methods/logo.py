@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from guda.counterfactuals.bank import Counterfactual, file_name
 from guda.data.queries import Queries
@@ -34,6 +34,14 @@ from guda.scoring.terms import ModelRef
 
 class LogoConfig(Config):
     seeds: tuple[int, ...] = Field((1, 2), min_length=1, description="One retraining per group for each seed.")
+
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) != len(seeds) or min(seeds) < 0:  # one twice would pass for perfect agreement
+            raise ValueError("seeds must be different whole numbers, 0 or more")
+        return seeds
+
     coupled: bool = Field(
         True,
         description="Runs of one seed share initial weights, batch order up to the left-out images, and noise.",
@@ -61,9 +69,8 @@ class Logo(ElboMethod):
         return ModelRef(full_name(seed) if self.config.own_full else "base")
 
     def seed_set(self, seed: int) -> tuple[ModelRef, dict[str, ModelRef]]:
-        # a LOGO model is a set of weights of its own; its "base" only lends the architecture
-        full = self._full(seed)
-        return full, {g: ModelRef(full.base, self.file(seed, g)) for g in self.groups}
+        # a LOGO model is a set of weights of its own; "base" only lends the architecture, whatever `own_full` says
+        return self._full(seed), {g: ModelRef("base", self.file(seed, g)) for g in self.groups}
 
     def sets(self) -> list[tuple[ModelRef, dict[str, ModelRef]]]:
         return [self.seed_set(seed) for seed in self.config.seeds]

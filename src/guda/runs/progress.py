@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from pathlib import Path
+
+from guda.runs.store import TEMPORARY
 
 INTERVAL = 0.5  # seconds between writes
 
@@ -30,15 +33,36 @@ def tick(done: int, total: int) -> None:
         return
     _last = now
     _file.parent.mkdir(parents=True, exist_ok=True)
-    tmp = _file.with_suffix(f".{os.getpid()}")
-    tmp.write_text(json.dumps({"done": done, "total": total, "pid": os.getpid()}))
+    tmp = _file.with_name(f"{TEMPORARY}{os.getpid()}-{_file.name}")
+    value = {"done": done, "total": total, "pid": os.getpid(), "host": socket.gethostname()}
+    tmp.write_text(json.dumps(value))
     os.replace(tmp, _file)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True  # somebody else's
+    except OSError:
+        return False
+    try:  # in a container nobody may have collected the dead
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return True
+
+
+def read(file: Path) -> dict[str, int] | None:
+    """The last report; None where there is none, or where its process is gone (kill -9 leaves the file behind)."""
+    try:
+        value = json.loads(file.read_text())
+        here = value["host"] == socket.gethostname()
+        return {k: int(value[k]) for k in ("done", "total")} if not here or _alive(value["pid"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def fraction(file: Path) -> float:
     """0..1; 0 where nothing was reported yet."""
-    try:
-        value = json.loads(file.read_text())
-        return min(1.0, value["done"] / max(1, value["total"]))
-    except (OSError, ValueError, KeyError):
-        return 0.0
+    value = read(file)
+    return 0.0 if value is None else min(1.0, value["done"] / max(1, value["total"]))

@@ -89,13 +89,13 @@ class EvaluationConfig(Config):
 
 class Recipe(Config):
     name: str = Field(description="What this experiment is called.")
-    data: DataConfig
-    model: ModelConfig = ModelConfig()  # type: ignore[call-arg]
+    data: DataConfig = Field(description="The training images and their groups.")
+    model: ModelConfig = Field(ModelConfig(), description="The model to explain, given or trained here.")  # type: ignore[call-arg]
     training: TrainingConfig | None = Field(None, description="How the full and LOGO models are trained.")
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Method id -> its settings.")
-    queries: QueriesConfig = QueriesConfig()  # type: ignore[call-arg]
-    scoring: ScoringConfig = ScoringConfig()  # type: ignore[call-arg]
-    evaluation: EvaluationConfig = EvaluationConfig()  # type: ignore[call-arg]
+    queries: QueriesConfig = Field(QueriesConfig(), description="Pictures `guda sample` draws.")  # type: ignore[call-arg]
+    scoring: ScoringConfig = Field(ScoringConfig(), description="How the ELBO is estimated.")  # type: ignore[call-arg]
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="How methods are compared.")  # type: ignore[call-arg]
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> Recipe:

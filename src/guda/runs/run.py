@@ -25,7 +25,7 @@ from typing import Any
 
 from guda.errors import GudaError, Mismatch
 from guda.runs.recipe import Recipe
-from guda.runs.store import TEMPORARY, read_json, write_json, write_text
+from guda.runs.store import TEMPORARY, digest, read_json, write_json, write_text
 
 FORMAT = 1
 
@@ -81,7 +81,10 @@ class Run:
             raise GudaError(
                 f"{str(root)!r} is not a run folder (no run.json); make one with: guda init {root} --data ..."
             )
-        info = read_json(root / "run.json")
+        try:
+            info = read_json(root / "run.json")
+        except GudaError:
+            info = None
         if not isinstance(info, dict) or "locked" not in info:
             raise GudaError(f"{root / 'run.json'} is damaged; restore it, or start again in another folder")
         if info.get("format") != FORMAT:
@@ -127,15 +130,17 @@ class Run:
         return (self.root / relative).exists()
 
     def record_time(self, stage: str, name: str, seconds: float) -> None:
-        write_json(self.path("timings", stage, f"{name.replace('/', '_')}.json"), {"name": name, "seconds": seconds})
+        # group names may be long, or differ only in characters no file name takes
+        file = f"{name.replace('/', '_')[:60]}-{digest(name, 8)}.json"
+        write_json(self.path("timings", stage, file), {"name": name, "seconds": seconds})
 
     def seconds(self, stage: str) -> float | None:
         """Total worker time of a stage; None where nothing was recorded."""
-        files = sorted(self.path("timings", stage).glob("*.json"))
+        files = sorted(self.path("timings", stage).glob("[!.]*.json"))
         return sum(read_json(f)["seconds"] for f in files) if files else None
 
     def query_sets(self) -> list[str]:
-        return sorted(p.parent.name for p in self.path("queries").glob("*/index.json"))
+        return sorted(p.parent.name for p in self.path("queries").glob("[!.]*/index.json"))
 
     def sweep(self) -> None:
         """Remove what a killed process left under a temporary name; the caller knows that nobody else is writing."""
@@ -151,5 +156,7 @@ def writable(root: Path) -> None:
     probe = root
     while not probe.exists():
         probe = probe.parent
+    if not probe.is_dir():
+        raise GudaError(f"{probe} is a file; choose another folder")
     if not os.access(probe, os.W_OK):
         raise GudaError(f"{probe} is not writable; choose another folder")

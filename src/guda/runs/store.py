@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+HEADER = "guda"  # the entry of a safetensors header that holds ours, as JSON
 TEMPORARY = ".tmp-"  # prefix of names that were never published; `Run.sweep` may remove them
 
 
@@ -117,10 +118,13 @@ def read_json(path: Path) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Safetensors whose bytes depend only on what is in them."""
     from safetensors.torch import save_file
 
+    # one text, because safetensors writes several in a random order, and files are compared by their bytes
+    header = {HEADER: canonical(dict(metadata))} if metadata else None
     with atomic_path(path) as tmp:
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, tmp, metadata=dict(metadata or {}))
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, tmp, metadata=header)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -130,8 +134,10 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         raise GudaError(f"{path} does not exist")
     try:
         with safe_open(path, framework="pt") as f:
-            return {k: f.get_tensor(k) for k in f.keys()}, dict(f.metadata() or {})  # noqa: SIM118
-    except (SafetensorError, OSError) as e:
+            header = dict(f.metadata() or {})
+            header |= json.loads(header.pop(HEADER, "{}"))
+            return {k: f.get_tensor(k) for k in f.keys()}, header  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as e:
         raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
 
 

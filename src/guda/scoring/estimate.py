@@ -39,8 +39,10 @@ def difference(counterfactual: np.ndarray, full: np.ndarray, *, grid: bool = Fal
         variance = (d.var(axis=0, ddof=1) / rounds).sum(axis=-1)
         df = strata * (rounds - 1)
     elif grid and strata >= 2:
-        steps = np.diff(d[0], axis=-1)
-        variance = (steps**2).sum(axis=-1) / 2 * strata / (strata - 1)
+        steps = np.diff(d[0], axis=-1) ** 2
+        # The first and last term are in one difference only, and the first (low t) has the largest variance of all:
+        # those two differences count twice, so that every term enters with at least its full variance.
+        variance = (steps.sum(axis=-1) + steps[..., 0] + steps[..., -1]) / 2
         df = strata - 1
     else:
         return Estimate(score, None, None, None)

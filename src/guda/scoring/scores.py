@@ -127,6 +127,9 @@ class Scores:
     def read(cls, path: Path) -> Scores:
         table = read_table(path)
         columns = table.to_pydict()
+        for name in ("query", "group", "score", "unit", "stderr", "lo", "hi", "n_evals", "method"):
+            if not columns.get(name):
+                raise GudaError(f"{path} is not a table of scores: it has no {name!r}")
         queries = tuple(dict.fromkeys(columns["query"]))
         groups = tuple(dict.fromkeys(columns["group"]))
         shape = (len(queries), len(groups))

@@ -1,0 +1,213 @@
+"""What the page shows of one method's scores: a card per picture, a row per group, and the same as data for switching.
+
+Everything is computed twice over: for whole groups, and per 1,000 images of a group (score / size * 1000), because a
+large group has more to explain a picture with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from guda.report.numbers import decimals, interval, plain, signed
+from guda.report.verdict import Kind, Verdict, verdict
+from guda.scoring.scores import GroupScore, Scores
+
+PER = 1000  # images
+TICKS = 4
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From scores to percent of a bar's track; zero is always on it."""
+
+    lo: float
+    hi: float
+
+    @classmethod
+    def of(cls, *arrays: np.ndarray | None) -> Scale:
+        found = [a for a in arrays if a is not None]
+        lo = min(0.0, *(float(a.min()) for a in found))
+        hi = max(0.0, *(float(a.max()) for a in found))
+        return cls(lo, hi) if hi > lo else cls(0.0, 1.0)
+
+    def at(self, value: float) -> float:
+        return round(100 * (value - self.lo) / (self.hi - self.lo), 2)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """(percent, label): zero and round numbers on both sides of it."""
+        raw = (self.hi - self.lo) / TICKS
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = power * next(m for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+        digits = max(0, -math.floor(math.log10(step)))
+        numbers = range(math.ceil(self.lo / step - 1e-9), math.floor(self.hi / step + 1e-9) + 1)
+        return [(self.at(n * step), plain(n * step, digits)) for n in numbers]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One group of one picture; a, w, l, h: left end and width of the bar, ends of the whisker, percent."""
+
+    group: int
+    name: str
+    kind: str  # CSS classes: pos | neg, and sure where the interval clears zero
+    style: str
+    value: str
+    interval: str
+    title: str
+
+
+@dataclass(frozen=True)
+class GroupLine:
+    name: str
+    size: int
+    share: float
+    mean: str
+    per: str | None
+    first: int
+    first_share: float
+    clear: int
+    exemplars: tuple[str, ...]
+
+
+class MethodView:
+    """One method's scores, ready to be drawn."""
+
+    def __init__(self, scores: Scores, sizes: Sequence[int], about: str) -> None:
+        self.scores, self.sizes, self.about = scores, np.asarray(sizes, np.float64), about
+        self.id, self.unit, self.estimand = scores.method, scores.unit, scores.estimand
+        finite = scores.lo is not None and scores.hi is not None and bool(np.isfinite([scores.lo, scores.hi]).all())
+        self.lo, self.hi = (scores.lo, scores.hi) if finite else (None, None)
+        self.digits = decimals(scores.score)
+
+    @property
+    def nats(self) -> bool:
+        """Whether it is a difference of ELBOs; only then has a score per image a meaning."""
+        return self.unit == "nats"
+
+    def _scaled(self, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        lo, hi = (None if a is None else a * factor for a in (self.lo, self.hi))
+        return self.scores.score * factor, lo, hi
+
+    @cached_property
+    def per_score(self) -> np.ndarray:
+        """Score per 1,000 images of the group, [Q, G]."""
+        return self.scores.score * (PER / self.sizes)
+
+    @cached_property
+    def per_digits(self) -> int:
+        return decimals(self.per_score)
+
+    def _verdicts(self, factor: np.ndarray, unit: str, digits: int) -> list[Verdict]:
+        score, lo, hi = self._scaled(factor)
+        order = np.argsort(-score, axis=1, kind="stable")
+        said = []
+        for q in range(len(score)):
+            ranked = [
+                GroupScore(self.scores.groups[g], float(score[q, g]), None if lo is None else float(lo[q, g]),
+                           None if hi is None else float(hi[q, g]), rank, unit)
+                for rank, g in enumerate(order[q], 1)
+            ]  # fmt: skip
+            said.append(verdict(ranked, digits))
+        return said
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        return self._verdicts(np.ones(len(self.sizes)), self.unit, self.digits)
+
+    @cached_property
+    def per_verdicts(self) -> list[Verdict]:
+        return self._verdicts(PER / self.sizes, f"{self.unit} per {PER:,} images", self.per_digits)
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Groups of every picture, best first; ties by group order."""
+        return np.argsort(self.scores.rank, axis=1, kind="stable")
+
+    def counts(self) -> dict[Kind, int]:
+        """Pictures per verdict; the three that are possible with intervals are counted even where there are none."""
+        found = Counter(v.kind for v in self.verdicts)
+        kinds: tuple[Kind, ...] = ("unmeasured",) if self.lo is None else ("clear", "tied", "none")
+        return {kind: found[kind] for kind in kinds}
+
+    def above_zero(self) -> float | None:
+        """Share of all scores whose interval is above zero."""
+        return None if self.lo is None else float((self.lo > 0).mean())
+
+    def mean_first(self) -> str:
+        """Mean score of the first group."""
+        return signed(float(self.scores.score.max(axis=1).mean()), self.digits)
+
+    def width(self, factor: float | np.ndarray = 1.0, digits: int | None = None) -> int:
+        """Characters that a printed score with its interval needs."""
+        digits = self.digits if digits is None else digits
+        score, lo, hi = self._scaled(np.asarray(factor))
+        if lo is None or hi is None:
+            return max(len(signed(float(v), digits)) for v in (score.min(), score.max()))
+        texts = zip(score.ravel(), lo.ravel(), hi.ravel(), strict=True)
+        return max(len(f"{signed(s, digits)} {interval(a, b, digits)}") for s, a, b in texts)
+
+    def scale(self, q: int) -> Scale:
+        """Of one picture: bars are compared within it."""
+        return Scale.of(*(None if a is None else a[q] for a in (self.scores.score, self.lo, self.hi)))
+
+    def rows(self, q: int) -> list[Row]:
+        scale = self.scale(q)
+        return [self._row(q, int(g), scale) for g in self.order[q]]
+
+    def _row(self, q: int, g: int, scale: Scale) -> Row:
+        value, name = float(self.scores.score[q, g]), self.scores.groups[g]
+        lo = None if self.lo is None else float(self.lo[q, g])
+        hi = None if self.hi is None else float(self.hi[q, g])
+        a, b = sorted((scale.at(0.0), scale.at(value)))
+        style = f"--a:{a:g}%;--w:{b - a:.4g}%"
+        sure = False
+        if lo is not None and hi is not None:
+            style += f";--l:{scale.at(lo):g}%;--h:{scale.at(hi) - scale.at(lo):.4g}%"
+            sure = lo > 0 or hi < 0
+        text, between = signed(value, self.digits), interval(lo, hi, self.digits)
+        title = f"{name}: {f'{text} {between}'.strip()} {self.unit}"
+        if self.nats:
+            per = signed(float(self.per_score[q, g]), self.per_digits)
+            title += f"; {per} per {PER:,} images (group of {int(self.sizes[g]):,})"
+        kind = ("neg" if value < 0 else "pos") + (" sure" if sure else "")
+        return Row(g, name, kind, style, text, between, title)
+
+    def group_lines(self, exemplars: Sequence[tuple[str, ...]]) -> list[GroupLine]:
+        first = Counter(int(g) for g in self.order[:, 0])
+        clear = Counter(int(g) for g, v in zip(self.order[:, 0], self.verdicts, strict=True) if v.kind == "clear")
+        n = len(self.scores.queries)
+        lines = []
+        for g, name in enumerate(self.scores.groups):
+            per = signed(float(self.per_score[:, g].mean()), self.per_digits) if self.nats else None
+            lines.append(
+                GroupLine(
+                    name, int(self.sizes[g]), float(self.sizes[g] / self.sizes.sum()),
+                    signed(float(self.scores.score[:, g].mean()), self.digits), per, first[g], first[g] / n, clear[g],
+                    exemplars[g],
+                )
+            )  # fmt: skip
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """For switching in the browser; digits enough to print the same as here."""
+
+        def table(values: np.ndarray | None) -> list[list[float]] | None:
+            return None if values is None else [[float(f"{v:.9g}") for v in row] for row in values]
+
+        def said(verdicts: list[Verdict]) -> list[list[str]]:
+            return [[v.kind, v.headline, v.detail] for v in verdicts]
+
+        return {
+            "id": self.id, "unit": self.unit, "about": self.about, "estimand": self.estimand,
+            "score": table(self.scores.score), "lo": table(self.lo), "hi": table(self.hi),
+            "digits": self.digits, "width": self.width(), "verdicts": said(self.verdicts),
+            "perDigits": self.per_digits, "perWidth": self.width(PER / self.sizes, self.per_digits),
+            "perVerdicts": said(self.per_verdicts) if self.nats else None,
+        }  # fmt: skip

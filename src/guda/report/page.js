@@ -1,0 +1,145 @@
+"use strict";
+// Switching, sorting and filtering. The server drew every card for the main method; this only fills in other values,
+// so the page says the same without it. Verdicts come from Python (report/verdict.py): one rule, one place.
+(() => {
+  const D = JSON.parse(document.getElementById("data").textContent);
+  const $ = (id) => document.getElementById(id);
+  const list = $("cards");
+  const cards = [...list.children].map((el, q) => ({
+    el, q,
+    rows: [...el.querySelectorAll(".bars li")],
+    axis: el.querySelector(".axis"),
+    verdict: el.querySelector(".verdict"),
+    oracle: el.querySelector(".oracle-says"),
+    top: [...el.querySelectorAll(".top figure")],
+  }));
+  const controls = $("controls");
+  controls.hidden = false;
+
+  const plain = (v, d) => {
+    const text = Math.abs(v).toLocaleString("en-US", { minimumFractionDigits: d, maximumFractionDigits: d });
+    return v < 0 && /[1-9]/.test(text) ? "\u2212" + text : text;
+  };
+  const signed = (v, d) => {
+    const text = plain(v, d);
+    return v > 0 && /[1-9]/.test(text) ? "+" + text : text;
+  };
+
+  const scaleOf = (values) => {
+    let lo = 0, hi = 0;
+    for (const v of values) { if (v < lo) lo = v; if (v > hi) hi = v; }
+    if (hi <= lo) hi = lo + 1;
+    return { lo, hi, at: (v) => (100 * (v - lo)) / (hi - lo) };
+  };
+  const ticksOf = (s) => {
+    const raw = (s.hi - s.lo) / 4, power = 10 ** Math.floor(Math.log10(raw));
+    const step = power * [1, 2, 5, 10].find((m) => m * power >= raw * 0.999);
+    const digits = Math.max(0, -Math.floor(Math.log10(step)));
+    const out = [];
+    for (let n = Math.ceil(s.lo / step - 1e-9); n <= Math.floor(s.hi / step + 1e-9); n++) out.push([s.at(n * step), plain(n * step, digits)]);
+    return out;
+  };
+
+  // What is shown: ranked groups of every picture, for the chosen method and view.
+  let shown = [];
+  const compute = () => {
+    const m = D.methods[$("method").value], per = $("view").value === "per" && m.perVerdicts;
+    const factor = D.groups.map((g) => (per ? 1000 / g.size : 1));
+    shown = cards.map(({ q }) => {
+      const rows = D.groups.map((_, g) => ({
+        g,
+        v: m.score[q][g] * factor[g],
+        lo: m.lo && m.lo[q][g] * factor[g],
+        hi: m.hi && m.hi[q][g] * factor[g],
+      }));
+      rows.sort((a, b) => b.v - a.v || a.g - b.g);
+      const [kind, headline, detail] = (per ? m.perVerdicts : m.verdicts)[q];
+      return { rows, kind, headline, detail, top: rows[0].v, margin: rows[0].v - rows[1].v };
+    });
+    return { m, per, digits: per ? m.perDigits : m.digits };
+  };
+
+  const span = (cls, text) => {
+    const el = document.createElement("span");
+    el.className = cls;
+    el.textContent = text;
+    return el;
+  };
+
+  const draw = () => {
+    const { m, per, digits } = compute();
+    const every = (rows) => rows.flatMap((r) => (r.lo === null ? [r.v] : [r.v, r.lo, r.hi]));
+    const common = $("scale").value === "common" ? scaleOf(shown.flatMap((s) => every(s.rows))) : null;
+    const unit = per ? `${m.unit} per 1,000 images` : m.unit;
+    for (const card of cards) {
+      const { rows, kind, headline, detail } = shown[card.q];
+      const s = common || scaleOf(every(rows)), zero = s.at(0);
+      card.el.style.setProperty("--zero", zero + "%");
+      card.verdict.className = "verdict " + kind;
+      card.verdict.querySelector("b").textContent = headline;
+      card.verdict.querySelector("span span").textContent = `(${detail})`;
+      card.axis.replaceChildren(...ticksOf(s).map(([x, label]) => {
+        const tick = span("", label);
+        tick.style.left = x + "%";
+        return tick;
+      }), span("unit", unit));
+      const gold = D.oracle ? D.oracle[card.q] : null;
+      rows.forEach((r, i) => {
+        const li = card.rows[i], [name, , value] = li.children, at = s.at(r.v);
+        const between = r.lo === null ? "" : `[${plain(r.lo, digits)}, ${plain(r.hi, digits)}]`;
+        li.className = (r.v < 0 ? "neg" : "pos") + (r.lo !== null && (r.lo > 0 || r.hi < 0) ? " sure" : "") + (r.g === gold ? " gold" : "");
+        li.title = `${D.groups[r.g].name}: ${signed(r.v, digits)} ${between} ${unit} (group of ${D.groups[r.g].size.toLocaleString("en-US")})`;
+        li.style.setProperty("--a", Math.min(at, zero) + "%");
+        li.style.setProperty("--w", Math.abs(at - zero) + "%");
+        if (r.lo === null) li.style.removeProperty("--h");
+        else { li.style.setProperty("--l", s.at(r.lo) + "%"); li.style.setProperty("--h", s.at(r.hi) - s.at(r.lo) + "%"); }
+        name.firstElementChild.textContent = D.groups[r.g].name;
+        value.replaceChildren(span("number", signed(r.v, digits)), " ", span("interval", between));
+        if (card.top[i]) {
+          card.top[i].querySelector("use").setAttribute("href", "#" + D.groups[r.g].thumb);
+          card.top[i].querySelector("svg").setAttribute("aria-label", "training image of " + D.groups[r.g].name);
+          card.top[i].lastElementChild.textContent = D.groups[r.g].name;
+        }
+      });
+      if (card.oracle) {
+        card.oracle.hidden = m.id === D.oracleName;
+        const rank = rows.findIndex((r) => r.g === gold) + 1;
+        card.oracle.lastElementChild.textContent = `${D.oracleSays[card.q]} (here ${rank === 1 ? "too" : "rank " + rank})`;
+      }
+    }
+    $("about").textContent = `${m.id}${m.about ? ": " + m.about : ""} (${m.estimand}; ${unit}).`;
+    list.style.setProperty("--values", (per ? m.perWidth : m.width) + "ch");
+    list.classList.toggle("bare", !m.lo);
+    $("view").disabled = !m.perVerdicts;
+    arrange();
+  };
+
+  const arrange = () => {
+    const group = $("group").value, kind = $("kind").value, words = $("search").value.trim().toLowerCase().split(/\s+/);
+    const sort = $("sort").value;
+    const order = [...cards];
+    if (sort !== "id") order.sort((a, b) => shown[b.q][sort] - shown[a.q][sort] || a.q - b.q);
+    let n = 0;
+    for (const card of order) {
+      const s = shown[card.q];
+      const keep = (group === "" || s.rows[0].g === +group) && (kind === "" || s.kind === kind) && words.every((w) => D.queries[card.q].includes(w));
+      card.el.hidden = !keep;
+      n += keep;
+    }
+    list.append(...order.map((c) => c.el));
+    $("count").textContent = n === cards.length ? `All ${n} pictures` : `${n} of ${cards.length} pictures`;
+    $("nothing").hidden = n > 0;
+  };
+
+  compute();
+  for (const id of ["method", "view", "scale"]) $(id).addEventListener("change", draw);
+  for (const id of ["sort", "group", "kind"]) $(id).addEventListener("change", arrange);
+  $("search").addEventListener("input", arrange);
+  controls.addEventListener("submit", (e) => e.preventDefault());
+  // A reload may keep what was chosen before, and `reset` takes effect only after its event.
+  controls.addEventListener("reset", () => setTimeout(draw));
+  $("nothing").querySelector("button").addEventListener("click", () => controls.reset());
+  if ($("method").value !== String(D.main) || $("view").value !== "group" || $("scale").value !== "own") draw();
+  else arrange();
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));
+})();

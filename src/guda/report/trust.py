@@ -1,0 +1,95 @@
+"""How far to trust the answer: agreement with retraining (the oracle), in words and as marks of a small figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from guda.errors import GudaError
+from guda.evaluation.ceiling import CEILING
+from guda.evaluation.results import DatasetEntry, Figure
+from guda.report.numbers import percent
+from guda.runs.run import Run
+from guda.runs.store import read_json
+
+METRIC = "top1"
+
+# What the table's columns say, for a reader who has not met them.
+GLOSSARY = (
+    ("Top-1", "share of pictures for which the method and the oracle put the same group first"),
+    ("MRR", "1 / (rank the method gives to the oracle's first group), averaged"),
+    ("NDCG@3", "how well the first three groups match the oracle's order, early ranks counting most"),
+    ("Top-3", "share of the oracle's first three groups that are among the method's first three"),
+    ("RBO", "overlap of the two rankings from the top down (rank-biased overlap, p = 0.9)"),
+    ("Spearman", "correlation of the two whole rankings; 0 is chance, 1 is the same order"),
+    ("evals", "network evaluations, the unit of cost: forward of one image = 1, forward and backward = 3"),
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One method's Top-1 in the figure; all numbers are shares of 1."""
+
+    name: str
+    figure: Figure
+
+    @property
+    def text(self) -> str:
+        return share(self.figure)
+
+
+def share(figure: Figure) -> str:
+    return f"{percent(figure.mean)} [{100 * figure.lo:.0f}, {100 * figure.hi:.0f}]"
+
+
+def read_evaluation(run: Run, queries: str, n_queries: int, n_groups: int) -> DatasetEntry | None:
+    """The stored evaluation of this query set; None if there is none."""
+    path = run.path("scores", queries, "evaluation.json")
+    if not path.is_file():
+        return None
+    try:
+        entry = DatasetEntry.model_validate(read_json(path))
+    except ValidationError as e:
+        raise GudaError(f"{path} is damaged ({e.errors()[0]['msg']}); run: guda evaluate {run.root}") from None
+    if entry.n_queries != n_queries or entry.n_groups not in (None, n_groups):
+        raise GudaError(
+            f"{path} is of {entry.n_queries} queries and {entry.n_groups} groups, the run has {n_queries} and "
+            f"{n_groups}; run: guda evaluate {run.root}"
+        )
+    return entry
+
+
+def marks(entry: DatasetEntry) -> list[Mark]:
+    return [Mark(m, e.metrics[METRIC]) for m, e in entry.methods.items() if m != CEILING and METRIC in e.metrics]
+
+
+def ceiling(entry: DatasetEntry) -> Figure | None:
+    return (entry.ceiling or {}).get(METRIC)
+
+
+def chance(entry: DatasetEntry) -> float | None:
+    return (entry.random or {}).get(METRIC)
+
+
+def sentences(entry: DatasetEntry, method: str) -> list[str]:
+    """The figure in words, for the method whose answers the page shows."""
+    found = entry.methods.get(method)
+    said = []
+    if found is not None and method != CEILING and METRIC in found.metrics:
+        said.append(
+            f"{method} puts the same group first as a real retraining does for {share(found.metrics[METRIC])} "
+            f"of the {entry.n_queries:,} pictures."
+        )
+    top = ceiling(entry)
+    if top is not None:
+        said.append(
+            f"Retraining is itself noisy: a second retraining agrees with the others for {share(top)}. "
+            "That is the ceiling; agreement far above it should not be expected of any method."
+        )
+    else:
+        said.append("No ceiling was measured: that needs at least two retrainings with different seeds.")
+    guess = chance(entry)
+    if guess is not None:
+        said.append(f"Guessing would be right for {percent(guess)}.")
+    return said

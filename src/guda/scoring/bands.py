@@ -1,0 +1,69 @@
+"""Noise bands: which timesteps a score counts, and how much of it comes from where.
+
+The plain ELBO counts every t alike. Low noise carries most of |score| but little that two retrainings agree on, so a
+score may be restricted (`100:1000`) or reweighted (`1:100=0.2,100:1000=1`). That is arithmetic on stored terms, needs
+no network, and is another estimand: its name goes into every output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from guda.errors import GudaError
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Disjoint [from, to) ranges of t with a factor each; t in no range counts nothing."""
+
+    ranges: tuple[tuple[int, int, float], ...]
+
+    @classmethod
+    def parse(cls, text: str, T: int) -> Bands:
+        ranges = []
+        for part in text.split(","):
+            span, equals, factor = part.partition("=")
+            low, colon, high = span.partition(":")
+            try:
+                found = (int(low), int(high), float(factor) if equals else 1.0)
+            except ValueError:
+                found = None
+            if not colon or found is None or not np.isfinite(found[2]) or found[2] < 0:
+                raise GudaError(f"band {part!r}: write FROM:TO or FROM:TO=FACTOR, e.g. 100:1000 or 1:100=0.2")
+            if not 0 <= found[0] < found[1] <= T:
+                raise GudaError(f"band {part!r} is outside this schedule: needs 0 <= FROM < TO <= {T}")
+            ranges.append(found)
+        ranges.sort()
+        for one, two in zip(ranges, ranges[1:], strict=False):
+            if two[0] < one[1]:
+                raise GudaError(f"bands {one[0]}:{one[1]} and {two[0]}:{two[1]} overlap")
+        return cls(tuple(ranges))
+
+    @property
+    def name(self) -> str:
+        return ",".join(f"{a}:{b}" if f == 1 else f"{a}:{b}={f:g}" for a, b, f in self.ranges)
+
+    @property
+    def slug(self) -> str:
+        """For file names."""
+        return self.name.replace(":", "-").replace(",", "_").replace("=", "x")
+
+    def factors(self, T: int) -> np.ndarray:
+        """float64 [T], multiplies w_t."""
+        out = np.zeros(T)
+        for low, high, factor in self.ranges:
+            out[low:high] = factor
+        return out
+
+
+def default_edges(T: int) -> tuple[int, ...]:
+    """The bands of the noise-band view, as fractions of T: finer where the weights are."""
+    return tuple(dict.fromkeys([0, *(round(f * T) for f in (0.05, 0.1, 0.2, 0.3, 0.6)), T]))
+
+
+def by_band(difference: np.ndarray, t: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
+    """Nats per band [bands, Q] from paired contributions and timesteps [R, Q, S]; sums to the score exactly."""
+    band = np.searchsorted(edges, t, side="right") - 1
+    return np.stack([np.where(band == b, difference, 0.0).mean(axis=0).sum(axis=-1) for b in range(len(edges) - 1)])

@@ -1,0 +1,179 @@
+"""Racing: spend evaluations where the ranking is unsettled.
+
+All groups start; every round draws once per stratum for the groups still in the race, all with the same draws. After a
+round a group leaves when the first places are settled without it. Rules:
+
+    top1@0.95   stop when one group is above every other with 95 % confidence
+    top3@0.9    stop when the three first are above all the rest with 90 % confidence
+    budget=500  never more than 500 network evaluations per query: half of the groups leave after each round
+
+Confidence under repeated looks: look r = 2, 3, ... spends alpha/(r (r-1)) of alpha = 1 - confidence (these sum to
+alpha), and within a look Bonferroni over the N - 1 comparisons with the Student-t intervals of SPEC section 2. By the
+union bound, all statements of all looks hold together with the stated confidence as far as each interval does. A group
+that left keeps the interval of the look at which it left.
+
+Decisions are a pure function of the terms published so far: the same after a kill, and on any engine.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from guda.errors import GudaError
+
+
+@dataclass(frozen=True)
+class StopRule:
+    top: int = 1
+    confidence: float | None = None  # None: no claim, the budget alone decides
+    budget: int | None = None  # network evaluations per query, base model included
+
+    @classmethod
+    def parse(cls, text: str) -> StopRule:
+        """`top1@0.95`, `top3@0.9`, `budget=500`, or both: `top1@0.95,budget=500`."""
+        top, confidence, budget = 1, None, None
+        for part in text.split(","):
+            if match := re.fullmatch(r"top(\d+)@(0?\.\d+)", part.strip()):
+                top, confidence = int(match[1]), float(match[2])
+            elif match := re.fullmatch(r"budget=(\d+)", part.strip()):
+                budget = int(match[1])
+            else:
+                raise GudaError(
+                    f"stop rule {part!r}: write topK@CONFIDENCE (top1@0.95), budget=N, or both with a comma"
+                )
+        if top < 1 or (confidence is not None and not 0.5 <= confidence < 1):
+            raise GudaError(f"stop rule {text!r}: needs a place of at least 1 and a confidence of 0.5 to 0.999")
+        if budget is not None and budget < 1:
+            raise GudaError(f"stop rule {text!r}: a budget of no evaluations answers nothing; give at least one round")
+        return cls(top, confidence, budget)
+
+    @property
+    def name(self) -> str:
+        parts = [f"top{self.top}@{self.confidence:g}"] if self.confidence is not None else []
+        return ",".join(parts + ([f"budget={self.budget}"] if self.budget is not None else []))
+
+
+def look_alpha(alpha: float, look: int) -> float:
+    """What the look after `look` rounds may spend; looks begin at 2 (one round has no error) and sum to alpha."""
+    return alpha / (look * (look - 1)) if look >= 2 else 0.0
+
+
+def anytime_reach(alpha: float, look: int, strata: int, comparisons: int) -> float:
+    """Half-width, in standard errors, of an interval that holds at every look."""
+    spend = look_alpha(alpha, look)
+    return np.inf if spend == 0 else float(stats.t.ppf(1 - spend / 2 / comparisons, strata * (look - 1)))
+
+
+def survivors(contributions: np.ndarray, active: np.ndarray, rule: StopRule) -> np.ndarray:
+    """Which groups of one query go on: bool [G].
+
+    `contributions` [R, G, S]: nats of the R rounds so far; rows of groups that left hold NaN after they left.
+    `active` [G]: the groups evaluated in the last round. All False: the query is settled.
+    """
+    rounds, groups, strata = contributions.shape
+    now = np.flatnonzero(active)
+    d = contributions[:, now]  # every active group has all rounds
+    score = d.mean(axis=0).sum(axis=-1)
+    order = now[np.argsort(-score, kind="stable")]
+    if rule.confidence is None:
+        return _halve(order, groups, rule.top)
+    keep = np.zeros(groups, bool)
+    reach = anytime_reach(1 - rule.confidence, rounds, strata, groups - 1)
+    if not np.isfinite(reach):
+        return active.copy()
+    # leader set L = current first `top`; everything clearly below all of L leaves, and when all have left, stop
+    leaders = order[: rule.top]
+    others = order[rule.top :]
+    position = {int(g): i for i, g in enumerate(now)}
+    challengers = []
+    for k in others:
+        gaps = d[:, [position[int(g)] for g in leaders]] - d[:, [position[int(k)]]]
+        gap = gaps.mean(axis=0).sum(axis=-1)
+        error = np.sqrt((gaps.var(axis=0, ddof=1) / rounds).sum(axis=-1))
+        if not bool((gap > reach * error).all()):
+            challengers.append(int(k))
+    if challengers:
+        keep[leaders] = True
+        keep[challengers] = True
+    return keep
+
+
+def _halve(order: np.ndarray, groups: int, top: int) -> np.ndarray:
+    """The better half, but never fewer than can still change places at `top`."""
+    keep = np.zeros(groups, bool)
+    keep[order[: max(top + 1, -(-len(order) // 2))]] = True
+    return keep
+
+
+class Race:
+    """The state of a race over some queries: what the next round should evaluate, given the rounds so far."""
+
+    def __init__(self, n_queries: int, n_groups: int, evals_per_round: int, rule: StopRule, max_rounds: int) -> None:
+        if rule.top >= n_groups:
+            raise GudaError(f"stop rule {rule.name}: with {n_groups} groups, top{rule.top} is settled from the start")
+        if rule.budget is not None and rule.budget < (n_groups + 1) * evals_per_round:
+            raise GudaError(
+                f"stop rule {rule.name}: one round of {n_groups} groups and the full model costs "
+                f"{(n_groups + 1) * evals_per_round} evaluations; give at least that, or fewer strata"
+            )
+        self.rule, self.evals_per_round, self.max_rounds = rule, evals_per_round, max_rounds
+        self.rounds: list[np.ndarray] = []  # nats [Q, G, S] per round, NaN where nothing was evaluated
+        self.evals = np.zeros(n_queries, np.int64)  # per query, the full model included
+        self.active = np.ones((n_queries, n_groups), bool)
+        self.settled = np.zeros(n_queries, bool)  # by confidence, not by running out of budget
+
+    def wanted(self) -> np.ndarray:
+        """bool [Q, G]: what the next round evaluates; all False when the race is over."""
+        if len(self.rounds) >= self.max_rounds:
+            return np.zeros_like(self.active)
+        return self.active.copy()
+
+    def publish(self, contributions: np.ndarray) -> None:
+        """The paired contributions [Q, G, S] of the round that was wanted."""
+        ran = self.active.any(axis=1)
+        self.evals += np.where(ran, (self.active.sum(axis=1) + 1) * self.evals_per_round, 0)
+        self.rounds.append(np.where(self.active[:, :, None], contributions, np.nan))
+        done = np.stack(self.rounds)
+        for q in np.flatnonzero(ran):
+            keep = survivors(done[:, q], self.active[q], self.rule)
+            if not keep.any():
+                self.settled[q] = True
+            elif self.rule.budget is not None and (
+                self.evals[q] + (keep.sum() + 1) * self.evals_per_round > self.rule.budget
+            ):
+                keep[:] = False
+            self.active[q] = keep
+
+    def result(self, level: float = 0.95) -> RaceResult:
+        """Scores with intervals that hold at every look; infinite where a group was seen for one round only."""
+        d = np.stack(self.rounds)
+        seen = np.isfinite(d[..., 0]).sum(axis=0)  # [Q, G] rounds
+        score = np.nanmean(d, axis=0).sum(axis=-1)
+        strata = d.shape[-1]
+        squares = np.nansum((d - np.nanmean(d, axis=0)) ** 2, axis=0).sum(axis=-1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            stderr = np.where(seen > 1, np.sqrt(squares / (seen * (seen - 1))), np.inf)
+        reach = np.array([anytime_reach(1 - level, int(r), strata, 1) for r in range(d.shape[0] + 1)])[seen]
+        width = np.where(seen > 1, reach * np.where(seen > 1, stderr, 0.0), np.inf)
+        # groups that stayed longest come first: one that left was beaten when it left
+        return RaceResult(score, stderr, score - width, score + width, seen, self.evals.copy(), self.settled.copy())
+
+
+@dataclass(frozen=True)
+class RaceResult:
+    score: np.ndarray  # [Q, G] nats
+    stderr: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+    rounds: np.ndarray  # [Q, G]: how long each group was in the race
+    evals: np.ndarray  # [Q], the full model included
+    settled: np.ndarray  # [Q]
+
+    def winner(self) -> np.ndarray:
+        """[Q]: the best score among the groups that were in the race to the end."""
+        last = self.rounds == self.rounds.max(axis=1, keepdims=True)
+        return np.where(last, self.score, -np.inf).argmax(axis=1)

@@ -1,0 +1,182 @@
+"""What the README tells a user to type."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from commandline import PROGRAM, Guda, program
+from tinyrun import SET, copy_run, digits_folder, exact, finished_root, tiny, unet_folder, write_digits, write_queries
+
+import guda as package
+from guda.scoring.scores import Scores
+
+
+def as_json(answer) -> dict:
+    assert answer.code == 0, answer
+    return json.loads(answer.out)
+
+
+def test_help_is_instant_and_imports_nothing_heavy() -> None:
+    seconds = []
+    for _ in range(3):
+        started = time.monotonic()
+        answer = program("--help")
+        seconds.append(time.monotonic() - started)
+        assert answer.code == 0
+    for verb in ("demo", "init", "train", "fit", "sample", "score", "evaluate", "report", "status"):
+        assert f" {verb} " in answer.out
+    assert min(seconds) < 1
+    code = (
+        "import sys; sys.argv = ['guda', 'fit', '--help']\n"
+        "from guda.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'diffusers', 'numpy', 'pandas', 'pyarrow', 'sklearn'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "--set" in out
+    assert out.rstrip().endswith("[]")
+
+
+def test_version(guda: Guda) -> None:
+    assert guda("--version").out == f"guda {package.__version__}\n"
+
+
+def test_usage_errors_exit_with_2(guda: Guda) -> None:
+    for args in (
+        ["fitt", "x"],
+        ["fit"],
+        ["fit", "x", "--nope"],
+        ["fit", "x", "--workers", "0"],
+        ["init", "x", "--size", "a"],
+    ):
+        answer = guda(*args)
+        assert answer.code == 2
+        assert answer.err
+        assert "Traceback" not in answer.err
+
+
+def test_own_pictures_and_own_model(guda: Guda, tmp_path: Path) -> None:
+    """guda init, fit, score, report, status; each verb plain and with --json, real programs for the long ones."""
+    run, art = tmp_path / "runs" / "art", write_digits(tmp_path / "art", each=8)
+    pictures = write_queries(tmp_path / "generated")
+    made = program("init", run, "--model", unet_folder(), "--data", art)
+    assert made.code == 0, made.err
+    assert "24 images in 3 groups" in made.out
+    assert f"Next: guda fit {run}" in made.out
+    value = as_json(guda("init", run, "--model", unet_folder(), "--data", art, "--json"))
+    assert value["groups"] == {"0": 8, "1": 8, "2": 8}
+    assert len(value["model"]) == 64
+
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())  # editable sections: smaller, so that it is quick
+    recipe["scoring"] = {"strata": 4, "rounds": 2, "block": 16, "shard": 4}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+
+    fitted = guda("fit", run, "--method", "retrack", "--set", "steps=2", "--workers", "1")
+    assert fitted.code == 0, fitted.err
+    assert "Fitted retrack (3 tasks run)." in fitted.out
+    again = program("fit", run, "--method", "retrack", "--set", "steps=2", "--json")
+    assert as_json(again) == {"methods": ["retrack"], "tasks_run": 0}
+    assert "Traceback" not in again.err
+
+    value = as_json(program("score", run, "--queries", pictures, "--workers", "1", "--json"))
+    assert value["queries"] == "generated"
+    scored = value["scores"]["retrack"]
+    assert scored["unit"] == "nats"
+    table = Scores.read(Path(scored["path"]))
+    assert table.queries == tuple(f"q{i:02d}" for i in range(6))
+    assert table.groups == ("0", "1", "2")
+    shown = guda("score", run, "--queries", "generated", "--top", "2")
+    assert shown.code == 0
+    assert "positive = the group mattered" in shown.out
+    assert "ELBO: sum over 1 <= t <=" in shown.out
+    assert "nats" in shown.out
+    assert "... 1 more in" in shown.out
+
+    page = guda("report", run)
+    assert page.code == 0, page.err
+    assert (run / "report.html").is_file(), "src/guda/report/page.py writes nothing yet"
+    assert as_json(guda("report", run, "--json")) == {"report": str(run / "report.html")}
+
+    told = program("status", run)
+    assert told.code == 0
+    for line in ("retrack: 3/3 fitted", "generated: 6, scored by retrack", "ready"):
+        assert line in told.out
+    value = as_json(guda("status", run, "--json"))
+    assert value["methods"]["retrack"] == {"fitted": 3, "of": 3}
+    assert value["report"] == str(run / "report.html")
+
+
+def test_no_model_yet(guda: Guda, tmp_path: Path) -> None:
+    """init with a recipe, train, fit, sample, score, evaluate; one worker gives the bytes of this process."""
+    run, recipe = tmp_path / "run", tmp_path / "tiny.yaml"
+    recipe.write_text(tiny("digits").to_yaml())
+    made = guda("init", run, "--data", digits_folder(), "--recipe", recipe)
+    assert made.code == 0, made.err
+    assert f"Next: guda train {run}" in made.out
+    assert "not trained" in guda("status", run).out
+    assert as_json(guda("train", run, "--workers", "1", "--json")) == {"model": str(run / "models" / "full-s0")}
+    assert guda("train", run).code == 0  # nothing left to do
+    value = as_json(
+        guda("fit", run, "-m", "logo", "-m", "retrack", "-m", "similarity-pixel", "--workers", "1", "--json")
+    )
+    assert value["tasks_run"] == 2 + 6 + 3 + 1
+    assert as_json(guda("sample", run, "--workers", "1", "--json")) == {"queries": SET}
+    assert f"Query set {SET}" in guda("sample", run).out
+    scored = guda("score", run, "--workers", "1")
+    assert scored.code == 0, scored.err
+    for name in ("logo (nats", "retrack (nats", "similarity-pixel (cosine"):
+        assert name in scored.out
+    entry = as_json(guda("evaluate", run, "--json"))
+    assert entry == json.loads((run / "evaluation.json").read_text())
+    assert set(entry["methods"]) == {"logo", "retrack", "similarity-pixel"}
+    guda.monkeypatch.setenv("COLUMNS", "200")
+    shown = guda("evaluate", run)
+    assert shown.code == 0
+    assert "retrack" in shown.out
+    assert exact(run) == exact(finished_root())
+
+
+def test_demo_goes_on_from_a_folder_of_its_own_recipe_only(guda: Guda, tmp_path: Path) -> None:
+    copy_run(tmp_path / "run")
+    answer = guda("demo", tmp_path / "run")
+    assert answer.code == 2
+    assert "differs: found" in answer.err
+
+
+def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
+    from guda import verbs
+
+    root = tmp_path / "run"
+    verbs.init(root, tiny(digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000}))
+    process = subprocess.Popen(
+        [PROGRAM, "train", str(root), "--workers", "1", "--json"], text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list((root / "progress").glob("*.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the driver and its workers
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert out == ""
+    assert err == "guda: stopped; nothing finished is lost, the same command goes on from here\n"
+    assert list((root / "progress").glob("*.json")) == []
+
+
+@pytest.mark.slow
+def test_demo(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [PROGRAM, "demo", "demo", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=1800
+    )
+    assert done.returncode == 0, done.stderr
+    entry = json.loads(done.stdout)
+    assert (tmp_path / entry["report"]).is_file()
+    assert entry["ceiling"]["top1"]["mean"] > 0.3
+    assert entry["methods"]["retrack"]["metrics"]["top1"]["mean"] > 0.3

@@ -1,0 +1,149 @@
+"""The local engine only schedules: order by needs, each product once, and every failure is told in one line."""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from tinyrun import Inline, copy_run, digits_folder, exact, finished_root, tiny
+
+from guda import verbs
+from guda.engine.local import run_tasks
+from guda.engine.tasks import Task, execute, pending
+from guda.errors import GudaError
+from guda.runs import progress
+from guda.runs.run import Run
+
+
+def task(name: str, fn: str = "touch", needs: tuple[str, ...] = (), cost: float = 1.0, **args: object) -> Task:
+    args = args or {"name": name}
+    return Task(
+        f"make {name}", "test", f"enginetasks:{fn}", args, (f"out/{name}",), tuple(f"out/{n}" for n in needs), cost
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return copy_run(tmp_path / "run")
+
+
+def log(run: Run) -> list[str]:
+    return [json.loads(line)["name"] for line in run.path("out", "log.jsonl").read_text().splitlines()]
+
+
+def heartbeats(run: Run) -> list[str]:
+    return [p.name for p in run.path("progress").glob("*")] if run.has("progress") else []
+
+
+def test_order_products_progress_and_heartbeats(run: Run) -> None:
+    tasks = [
+        task("c", needs=("b", "a"), cost=0.1),
+        task("b", "slow", needs=("a",), cost=0.3),
+        task("a", cost=0.7),
+        task("a", cost=0.7),  # the same product again
+        task("d", "slow", cost=0.0),
+    ]
+    run.path(tasks[1].heartbeat).parent.mkdir(exist_ok=True)
+    stale = {"done": 9, "total": 10, "pid": os.getpid(), "host": socket.gethostname()}
+    run.path(tasks[1].heartbeat).write_text(json.dumps(stale))  # as kill -9 leaves it
+    seen: list[tuple[int, int, float, list[str]]] = []
+    assert run_tasks(run, tasks, 2, lambda *a: seen.append(a)) == 4
+    order = log(run)
+    assert sorted(order) == ["a", "b", "c", "d"]
+    assert order.index("a") < order.index("b") < order.index("c")
+    fractions = [s[2] for s in seen]
+    assert fractions == sorted(fractions)
+    assert seen[-1] == (4, 4, 1.0, [])
+    assert all(0 <= f <= 1 and total == 4 for _, total, f, _ in seen)
+    assert any("make b" in names for *_, names in seen)
+    assert any(0.7 < f < 0.99 for f in fractions), "the slow task's heartbeat was not seen"
+    assert heartbeats(run) == []
+    assert run.seconds("test") > 200  # the two slow ones knew of 100 seconds each
+    assert run_tasks(run, tasks, 2, lambda *a: pytest.fail("nothing to watch")) == 0
+    assert len(log(run)) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("plain", "group 'x' is too small; add images"),
+        ("mismatch", "thing: found 'old', given 'new'; do this"),
+    ],
+)
+def test_a_users_error_reaches_the_driver_intact(run: Run, kind: str, message: str) -> None:
+    with pytest.raises(GudaError) as error:
+        run_tasks(run, [task("x", "fail", kind=kind)], 1)
+    assert str(error.value) == message
+    assert heartbeats(run) == []
+
+
+def test_one_failure_stops_the_rest_and_leaves_no_heartbeat(run: Run) -> None:
+    started = time.monotonic()
+    tasks = [Task("endless", "test", "enginetasks:forever", {}, ("out/never",)), task("x", "fail", kind="late")]
+    before = dict(os.environ)
+    with pytest.raises(GudaError, match="too small"):
+        run_tasks(run, tasks, 2)
+    assert time.monotonic() - started < 30
+    assert heartbeats(run) == []
+    assert dict(os.environ) == before
+
+
+def test_a_bug_keeps_its_traceback(run: Run) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_tasks(run, [task("x", "fail", kind="bug")], 1)
+
+
+def test_a_dead_worker_is_one_line_and_the_run_goes_on_later(run: Run) -> None:
+    tasks = [task("a"), Task("killed", "test", "enginetasks:die", {}, ("out/z",), ("out/a",))]
+    with pytest.raises(
+        GudaError, match=r"^a worker process died .*nothing finished is lost: run the same command again$"
+    ):
+        run_tasks(run, tasks, 1)
+    assert [t.name for t in pending(run, tasks)] == ["killed"]
+
+
+def test_needs_that_nothing_makes_are_an_error(run: Run) -> None:
+    with pytest.raises(GudaError, match="make b needs out/a, which nothing makes; run the earlier steps first"):
+        run_tasks(run, [task("b", needs=("a",))], 1)
+
+
+def test_two_workers_give_the_bytes_of_one_process(tmp_path: Path) -> None:
+    run = verbs.init(tmp_path / "run", tiny(digits_folder()))
+    verbs.pipeline(run, verbs.local_engine(2))
+    assert exact(run.root) == exact(finished_root())
+    again = Inline()
+    verbs.pipeline(run, again)
+    assert again.ran == []
+
+
+# --- tasks and heartbeats, in this process --------------------------------------------------------
+
+
+def test_pending_is_what_is_missing_each_product_once(run: Run) -> None:
+    tasks = [task("a"), task("b"), task("a")]
+    assert [t.name for t in pending(run, tasks)] == ["make a", "make b"]
+    execute(str(run.root), tasks[0])
+    assert [t.name for t in pending(run, tasks)] == ["make b"]
+    assert len({task("a").heartbeat, task("b").heartbeat}) == 2
+
+
+def test_a_heartbeat_of_a_dead_process_counts_for_nothing(run: Run, tmp_path: Path) -> None:
+    file = run.path("progress", "x.json")
+    assert progress.fraction(file) == 0.0
+    progress.watch(file)
+    progress.tick(3, 4)
+    progress.tick(4, 4)  # too soon after the first to be written
+    progress.watch(None)
+    progress.tick(1, 1)  # to nobody
+    assert progress.fraction(file) == 0.75
+    assert verbs.status(run)["running"] == ["3/4"]
+    value = json.loads(file.read_text())
+    file.write_text(json.dumps(value | {"pid": 2**22 + 1}))
+    assert verbs.status(run)["running"] == []
+    file.write_text(json.dumps(value)[:10])
+    assert verbs.status(run)["running"] == []
+    assert progress.fraction(file) == 0.0
+    file.write_text(json.dumps(value | {"pid": 2**22 + 1, "host": "elsewhere"}))  # cannot be known from here
+    assert verbs.status(run)["running"] == ["3/4"]

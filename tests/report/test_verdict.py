@@ -1,0 +1,65 @@
+"""The verdict rule: strict, and silent where there is nothing to go by."""
+
+from __future__ import annotations
+
+import pytest
+
+from guda.report.verdict import verdict
+from guda.scoring.scores import GroupScore
+
+
+def ranked(*groups: tuple[str, float, float | None, float | None]) -> list[GroupScore]:
+    return [GroupScore(name, score, lo, hi, i, "nats") for i, (name, score, lo, hi) in enumerate(groups, 1)]
+
+
+def test_stands_out_when_above_zero_and_clear_of_all_others():
+    found = verdict(ranked(("3", 12.3, 10.1, 14.5), ("8", 4.0, 2.0, 6.0), ("1", -1.0, -2.0, 0.0)))
+    assert found.kind == "clear"
+    assert found.text == "group 3 stands out (+12.3 [10.1, 14.5] nats; clear of the next group)"
+
+
+def test_overlap_with_the_second_is_not_separated():
+    found = verdict(ranked(("3", 12.3, 10.1, 14.5), ("8", 9.0, 7.0, 11.0), ("1", 0.0, -1.0, 1.0)))
+    assert found.kind == "tied"
+    assert found.headline == "groups 3 and 8 not separated"
+
+
+def test_touching_intervals_are_not_separated():
+    assert verdict(ranked(("a", 5.0, 4.0, 6.0), ("b", 3.0, 2.0, 4.0))).kind == "tied"
+
+
+def test_a_wide_third_interval_also_denies_a_clear_verdict():
+    found = verdict(ranked(("a", 5.0, 4.0, 6.0), ("b", 2.0, 1.0, 3.0), ("c", 1.0, -4.0, 6.0)))
+    assert found.kind == "tied"
+    assert "a and c" in found.headline
+
+
+def test_many_tied_groups_are_counted():
+    found = verdict(ranked(*((name, 5.0, 4.0, 6.0) for name in "abcde")))
+    assert found.headline == "groups a, b, c and 2 more not separated"
+
+
+def test_nothing_stands_out_when_no_interval_clears_zero():
+    found = verdict(ranked(("a", 2.0, -1.0, 5.0), ("b", -4.0, -6.0, -2.0)))
+    assert found.kind == "none"
+    assert found.text.startswith("nothing stands out (no interval clears zero")
+
+
+def test_zero_itself_does_not_clear_zero():
+    assert verdict(ranked(("a", 2.0, 0.0, 4.0), ("b", -4.0, -6.0, -2.0))).kind == "none"
+
+
+def test_first_not_above_zero_but_second_is():
+    assert verdict(ranked(("a", 5.0, -1.0, 11.0), ("b", 4.0, 3.0, 5.0))).kind == "tied"
+
+
+def test_no_interval_no_verdict():
+    found = verdict(ranked(("a", 0.9, None, None), ("b", 0.1, None, None)), digits=3)
+    assert found.kind == "unmeasured"
+    assert found.text == "group a is first (+0.900 nats; no interval, so no verdict)"
+
+
+@pytest.mark.parametrize("shift", [-100.0, -3.0, 0.0, 3.0, 100.0])
+def test_kind_depends_on_the_zero_line_only_through_the_first_rule(shift):
+    groups = ranked(("a", 10 + shift, 8 + shift, 12 + shift), ("b", 1 + shift, -1 + shift, 3 + shift))
+    assert verdict(groups).kind == ("clear" if 8 + shift > 0 else "none")

@@ -1,0 +1,132 @@
+"""Which timesteps are drawn and what each counts for: strata partition 1..t_max, and a round is unbiased."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guda.diffusion.loading import make_scheduler
+from guda.diffusion.noise import KeyedNoise
+from guda.diffusion.schedule import Schedule
+from guda.errors import GudaError
+from guda.runs.recipe import ScoringConfig
+from guda.scoring.plan import Plan, make_plan, paper_grid, stratified
+
+SCHEDULES = {
+    text: Schedule.from_scheduler(make_scheduler(text))
+    for text in ("linear:1000", "scaled_linear:1000", "squaredcos_cap_v2:1000", "squaredcos_cap_v2:4000", "linear:50",
+                 "squaredcos_cap_v2:20")
+}  # fmt: skip
+
+
+def check_partition(plan: Plan, n: int, t_max: int) -> None:
+    members = [t for lo, hi in zip(plan.edges[:-1], plan.edges[1:], strict=True) for t in range(lo, hi)]
+    assert members == list(range(1, t_max + 1))
+    assert plan.n_strata == n
+    assert (np.diff(plan.edges) >= 1).all()
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_strata_partition_1_to_t_max(data: st.DataObject) -> None:
+    schedule = SCHEDULES[data.draw(st.sampled_from(sorted(SCHEDULES)))]
+    n = data.draw(st.one_of(st.integers(1, min(60, schedule.t_max)), st.integers(1, schedule.t_max)))
+    check_partition(stratified(schedule, n, seed=0), n, schedule.t_max)
+
+
+@given(st.lists(st.floats(1e-6, 0.49), min_size=3, max_size=30), st.integers(1, 29))
+@settings(max_examples=150, deadline=None)
+def test_strata_partition_odd_schedules_too(betas: list[float], n: int) -> None:
+    schedule = Schedule(np.array(betas), "epsilon")
+    if n <= schedule.t_max:
+        check_partition(stratified(schedule, n, seed=0), n, schedule.t_max)
+
+
+@pytest.mark.parametrize("n", [0, 1000])
+def test_more_strata_than_timesteps_are_refused_with_the_limit(n: int) -> None:
+    with pytest.raises(GudaError, match=r"needs 1\.\.999"):
+        stratified(SCHEDULES["linear:1000"], n, seed=0)
+
+
+@pytest.mark.parametrize("n", [1, 7, 40, 500])
+def test_a_round_is_unbiased_exhaustively(n: int) -> None:
+    """Mean over all t of a stratum of (1/probability) f(t), summed over strata, is the sum of f: for any f."""
+    schedule = SCHEDULES["squaredcos_cap_v2:1000"]
+    plan = stratified(schedule, n, seed=0)
+    f = np.random.default_rng(0).normal(size=schedule.T) * schedule.weights
+    total = sum(
+        weight * f[lo:hi].mean()
+        for weight, lo, hi in zip(plan.importance(), plan.edges[:-1], plan.edges[1:], strict=True)
+    )
+    assert total == pytest.approx(f[1 : schedule.t_max + 1].sum(), rel=1e-12)
+
+
+def test_every_timestep_of_a_stratum_is_drawn_equally_often() -> None:
+    plan = Plan((1, 4, 5, 12), seed=0)
+    noise = KeyedNoise()
+    t = np.stack([plan.draw(noise, f"q{i}", 0, (1, 1, 1))[0] for i in range(6000)])
+    for k, (lo, hi) in enumerate(zip(plan.edges[:-1], plan.edges[1:], strict=True)):
+        count = np.bincount(t[:, k] - lo, minlength=hi - lo)
+        assert len(count) == hi - lo
+        expected = 6000 / (hi - lo)
+        assert (abs(count - expected) < 5 * np.sqrt(expected)).all()
+
+
+def test_strata_are_narrow_where_the_weight_is_and_cover_high_noise() -> None:
+    schedule = SCHEDULES["squaredcos_cap_v2:1000"]
+    plan = stratified(schedule, 40, seed=0)
+    assert np.diff(plan.edges)[0] < np.diff(plan.edges)[20]
+    assert sum(edge > 500 for edge in plan.edges) > 8
+
+
+# ---- keys ---------------------------------------------------------------------------------------------------------
+
+
+def test_draws_are_bitwise_functions_of_seed_query_round_and_stratum() -> None:
+    schedule = SCHEDULES["linear:1000"]
+    plan, noise = stratified(schedule, 8, seed=0), KeyedNoise()
+    first = {(q, r): plan.draw(noise, q, r, (1, 3, 3)) for q in "abc" for r in range(3)}
+    for (q, r), (t, eps) in reversed(first.items()):
+        again = plan.draw(KeyedNoise(), q, r, (1, 3, 3))
+        np.testing.assert_array_equal(again[0], t)
+        assert again[1].tobytes() == eps.tobytes()
+    other = stratified(schedule, 8, seed=1).draw(noise, "a", 0, (1, 3, 3))
+    every = [eps[i].tobytes() for _, eps in (*first.values(), other) for i in range(8)]
+    assert len(set(every)) == len(every)
+
+
+def test_plan_key_names_seed_strata_and_grid() -> None:
+    schedule = SCHEDULES["linear:1000"]
+    plans = [
+        stratified(schedule, 8, 0),
+        stratified(schedule, 8, 1),
+        stratified(schedule, 9, 0),
+        paper_grid(schedule, 10, 0),
+    ]
+    assert len({plan.key for plan in plans}) == 4
+    assert stratified(schedule, 8, 0).key == plans[0].key
+
+
+# ---- the paper's grid ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "last", "n"), [("squaredcos_cap_v2:4000", 3990, 399), ("linear:1000", 990, 99)])
+def test_the_paper_grid_is_every_tenth_timestep_with_weight_one(kind: str, last: int, n: int) -> None:
+    plan = make_plan(SCHEDULES[kind], ScoringConfig(estimand="paper"))  # type: ignore[call-arg]
+    assert plan.grid == tuple(range(10, last + 1, 10))
+    assert plan.n_strata == n
+    assert (plan.importance() == 1).all()
+    t, _ = plan.draw(KeyedNoise(), "q", 0, (1, 1, 1))
+    np.testing.assert_array_equal(t, plan.grid)
+    assert "raw sum" in plan.estimand
+    assert "ELBO" not in plan.estimand  # never called an estimate of the bound
+
+
+def test_the_default_estimand_names_t_max() -> None:
+    plan = make_plan(SCHEDULES["squaredcos_cap_v2:1000"], ScoringConfig())  # type: ignore[call-arg]
+    assert plan.estimand == "ELBO: sum over 1 <= t <= 996"
+
+
+def test_a_stride_beyond_the_schedule_is_refused() -> None:
+    with pytest.raises(GudaError, match="stride"):
+        paper_grid(SCHEDULES["linear:50"], 50, 0)
