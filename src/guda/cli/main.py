@@ -75,19 +75,27 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Digits, end to end: train, unlearn, retrain (the oracle), sample, score, evaluate, report."""
-    from guda import verbs
-    from guda.report.page import write_report
+    from guda.evaluation.results import read_entry
     from guda.runs.recipe import builtin_recipe
     from guda.runs.run import Run
 
     recipe = builtin_recipe("digits")
+    folder = None
     if Run.exists(run):
         folder = Run.open(run)
         folder.check(recipe)
-    else:
-        folder = verbs.init(run, recipe)
+        if folder.finished("demo"):  # before anything heavy is imported
+            page, entry = folder.path("report.html"), read_entry(folder.path("evaluation.json"))
+            return _show_evaluation(folder.recipe.name, entry, as_json, str(page))
+    from guda import verbs
+    from guda.report.page import write_report
+
+    folder = folder or verbs.init(run, recipe)
     entry = verbs.pipeline(folder, _engine(workers, as_json))
-    page = write_report(folder, verbs.choose_queries(folder))
+    name = verbs.choose_queries(folder)
+    page = write_report(folder, name)
+    scored = [f"scores/{name}/{m}.parquet" for m in folder.recipe.methods]
+    folder.finish("demo", ["evaluation.json", "report.html", *scored])
     _show_evaluation(folder.recipe.name, entry, as_json, str(page))
 
 

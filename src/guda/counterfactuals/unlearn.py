@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
@@ -40,6 +40,12 @@ class UnlearnConfig(Config):
         (0.0, 1.0), description="Timesteps of the forget loss, as fractions of T: [from, to)."
     )
     seed: int = Field(0, ge=0, description="Seed of batches, timesteps and noise.")
+
+    @model_validator(mode="after")
+    def _reaches_its_rate(self) -> UnlearnConfig:
+        if self.warmup >= self.steps:
+            raise ValueError(f"warmup = {self.warmup} must be shorter than steps = {self.steps}")
+        return self
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ def stream_key(seed: int, leave_out: str | None, coupled: bool) -> tuple[str | i
 def fresh(denoiser: Denoiser, key: tuple[str | int, ...]) -> Denoiser:
     """A newly initialised network of the same architecture."""
     module: Any = denoiser.module
+    if not hasattr(module, "from_config"):
+        raise GudaError(f"{type(module).__name__} has no from_config, so it cannot be made anew; use a diffusers model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(*key, "init"))
         new = copy.copy(denoiser)
@@ -81,6 +83,14 @@ def train(
     tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> Trained:
     """Train a fresh network of `denoiser`'s architecture on all groups, or on all but `leave_out`."""
+    with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
+        return _train(denoiser, images, groups, config, seed, leave_out, coupled, checkpoint, tick)
+
+
+def _train(
+    denoiser: Denoiser, images: np.ndarray, groups: Groups, config: TrainingConfig, seed: int, leave_out: str | None,
+    coupled: bool, checkpoint: Path | None, tick: Callable[[int, int], None],
+) -> Trained:  # fmt: skip
     from diffusers.optimization import get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 

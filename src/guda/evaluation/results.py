@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -205,8 +205,20 @@ def write_results(path: Path, command: str, datasets: Mapping[str, DatasetEntry]
 
 
 def read_results(path: Path) -> ResultsFile:
+    return _read(path, ResultsFile)
+
+
+def read_entry(path: Path) -> DatasetEntry:
+    """A run's evaluation.json."""
+    return _read(path, DatasetEntry)
+
+
+Schema = TypeVar("Schema", bound=_Model)
+
+
+def _read(path: Path, schema: type[Schema]) -> Schema:
     try:
-        return ResultsFile.model_validate(read_json(path))
+        return schema.model_validate(read_json(path))
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(map(str, first["loc"]))

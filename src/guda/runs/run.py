@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any
 
 from guda.errors import GudaError, Mismatch
 from guda.runs.recipe import Recipe
-from guda.runs.store import TEMPORARY, digest, read_json, write_json, write_text
+from guda.runs.store import TEMPORARY, digest, digest_file, read_json, write_json, write_text
 
 FORMAT = 1
 
@@ -138,6 +139,21 @@ class Run:
         """Total worker time of a stage; None where nothing was recorded."""
         files = sorted(self.path("timings", stage).glob("[!.]*.json"))
         return sum(read_json(f)["seconds"] for f in files) if files else None
+
+    def finish(self, what: str, outputs: list[str]) -> None:
+        """Note that `what` is complete, with the files it ended in and the recipe it was made from."""
+        value = {"recipe": digest_file(self.path("recipe.yaml")), "outputs": self._sizes(outputs)}
+        write_json(self.path("finished", f"{what}.json"), value)
+
+    def finished(self, what: str) -> bool:
+        """Whether `what` was completed from this very recipe and its files are still those."""
+        if not self.has(f"finished/{what}.json"):
+            return False
+        noted = read_json(self.path("finished", f"{what}.json"))
+        return noted == {"recipe": digest_file(self.path("recipe.yaml")), "outputs": self._sizes(noted["outputs"])}
+
+    def _sizes(self, files: Iterable[str]) -> dict[str, int]:
+        return {f: self.path(f).stat().st_size if self.has(f) else -1 for f in files}
 
     def query_sets(self) -> list[str]:
         return sorted(p.parent.name for p in self.path("queries").glob("[!.]*/index.json"))

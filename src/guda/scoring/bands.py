@@ -8,6 +8,7 @@ no network, and is another estimand: its name goes into every output.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Bands:
                 raise GudaError(f"band {part!r} is outside this schedule: needs 0 <= FROM < TO <= {T}")
             ranges.append(found)
         ranges.sort()
-        for one, two in zip(ranges, ranges[1:], strict=False):
+        for one, two in pairwise(ranges):
             if two[0] < one[1]:
                 raise GudaError(f"bands {one[0]}:{one[1]} and {two[0]}:{two[1]} overlap")
         return cls(tuple(ranges))
