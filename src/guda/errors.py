@@ -10,3 +10,6 @@ class Mismatch(GudaError):
 
     def __init__(self, what: str, found: object, given: object, fix: str) -> None:
         super().__init__(f"{what}: found {found!r}, given {given!r}; {fix}")
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return GudaError, (str(self),)  # what reaches another process is the line, not its parts

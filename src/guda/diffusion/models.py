@@ -29,7 +29,10 @@ def _data(folder: str, mtime: int) -> ImageData:
 def load_data(run: Run) -> ImageData:
     folder = run.path("data")
     index = folder / "index.json"
-    return _data(str(folder), index.stat().st_mtime_ns) if index.is_file() else ImageData.load(folder)
+    data = _data(str(folder), index.stat().st_mtime_ns) if index.is_file() else ImageData.load(folder)
+    if (expected := run.info.get("data_digest")) != data.digest:
+        raise Mismatch(f"{folder} holds other images than the run was made from", data.digest, expected, "restore it")
+    return data
 
 
 def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:

@@ -39,14 +39,6 @@ def _start_worker() -> None:
     threading.Thread(target=leave_with_parent, daemon=True).start()
 
 
-def _execute(root: str, task: Task) -> float:
-    """In the worker: an error that cannot be pickled (Mismatch takes four arguments) would break the whole pool."""
-    try:
-        return execute(root, task)
-    except GudaError as e:
-        raise GudaError(str(e)) from None
-
-
 def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -56,6 +48,7 @@ def run_tasks(run: Run, tasks: list[Task], workers: int | None = None, watch: Wa
     left = pending(run, tasks)
     if not left:
         return 0
+    run.sweep()
     workers = max(1, min(workers or default_workers(), len(left)))
     total, total_cost, done_cost, done, shown = len(left), sum(t.cost for t in left) or 1.0, 0.0, 0, 0.0
     running: dict[Future[float], Task] = {}
@@ -69,7 +62,7 @@ def run_tasks(run: Run, tasks: list[Task], workers: int | None = None, watch: Wa
         while left or running:
             for task in [t for t in left if t.ready(run)][: workers - len(running)]:
                 left.remove(task)
-                running[pool.submit(_execute, str(run.root), task)] = task
+                running[pool.submit(execute, str(run.root), task)] = task
             if not running:
                 missing = next(p for p in left[0].needs if not run.has(p))
                 raise GudaError(f"{left[0].name} needs {missing}, which nothing makes; run the earlier steps first")

@@ -13,6 +13,7 @@ from guda.evaluation.metrics import LABELS, SIX, random_baseline
 from guda.evaluation.results import Cost, DatasetEntry, Figure
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 MISSING = "–"
@@ -35,6 +36,8 @@ def human_time(seconds: float | None) -> str:
     """0.42 s, 12.3 s, 5:07 min, 1:07 h."""
     if seconds is None:
         return MISSING
+    if seconds < 0.1:
+        return "< 0.1 s"
     if float(f"{seconds:.3g}") < 60:
         return f"{float(f'{seconds:.3g}'):g} s"
     whole = round(seconds)
@@ -91,21 +94,48 @@ def footer(entry: DatasetEntry) -> str:
     return " ".join(parts)
 
 
-WIDE = 210  # columns that one-line cells need
+WIDE, MIDDLE = 210, 125  # columns that one-line cells need; that two-line cells need
 
 
-def terminal(name: str, entry: DatasetEntry, width: int = WIDE) -> Table:
-    """For a terminal of `width` columns; where that is narrow, intervals go below their means."""
+def terminal(name: str, entry: DatasetEntry, width: int = WIDE) -> Group:
+    """For a terminal of `width` columns. Where that is narrow, intervals go below their means and costs into a table of
+    their own; where it is very narrow, intervals lose their leading zeros."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    cells = rows(entry)
+    if width < WIDE:
+        cells = [tuple(cell.replace(" [", "\n[") for cell in row) for row in cells]
+    if width < MIDDLE:
+        cells = [(row[0].replace(", one retraining", ""), *(_compact(c) for c in row[1:])) for row in cells]
+    n = 1 + len(SIX)
+    parts = [_table(HEADER, cells)] if width >= WIDE else [
+        _table(HEADER[:n], [row[:n] for row in cells]),
+        _table((HEADER[0], *HEADER[n:]), [(row[0], *row[n:]) for row in cells[:-1]]),
+    ]  # fmt: skip
+    return Group(Text(title(name, entry), style="bold"), *parts, Padding(Text(footer(entry)), (0, 0, 1, 0)))
+
+
+def _compact(cell: str) -> str:
+    return (
+        cell.replace("[0.", "[.").replace(", 0.", ",.").replace(", -0.", ",-.").replace("[-0.", "[-.")
+        if "[" in cell
+        else cell
+    )
+
+
+def _table(header: tuple[str, ...], cells: list[tuple[str, ...]]) -> Table:
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     # Text, not str: rich would read "[0.72, 0.80]" or a bracket in a name as markup.
-    table = Table(title=Text(title(name, entry)), caption=Text(footer(entry)) if footer(entry) else None)
-    for i, column in enumerate(HEADER):
-        table.add_column(Text(column), justify="left" if i == 0 else "right")
-    for row in rows(entry):
-        cells = row if width >= WIDE else tuple(cell.replace(" [", "\n[") for cell in row)
-        table.add_row(*map(Text, cells))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for i, column in enumerate(header):
+        table.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
     return table
 
 

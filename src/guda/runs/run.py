@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -158,9 +159,11 @@ class Run:
     def query_sets(self) -> list[str]:
         return sorted(p.parent.name for p in self.path("queries").glob("[!.]*/index.json"))
 
-    def sweep(self) -> None:
-        """Remove what a killed process left under a temporary name; the caller knows that nobody else is writing."""
+    def sweep(self, older_than: float = 86400.0) -> None:
+        """Remove what killed processes left under temporary names; a day old, so that nobody is still writing it."""
         for stray in self.root.rglob(f"{TEMPORARY}*"):
+            if time.time() - stray.stat().st_mtime < older_than:
+                continue
             if stray.is_dir():
                 shutil.rmtree(stray, ignore_errors=True)
             else:
