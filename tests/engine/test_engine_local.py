@@ -10,7 +10,7 @@ import pytest
 from tinyrun import Inline, copy_run, digits_folder, exact, finished_root, tiny
 
 from guda import verbs
-from guda.engine.local import run_tasks
+from guda.engine.local import Workers, run_tasks
 from guda.engine.tasks import Task, execute, pending
 from guda.errors import GudaError
 from guda.runs import progress
@@ -147,3 +147,38 @@ def test_a_heartbeat_of_a_dead_process_counts_for_nothing(run: Run, tmp_path: Pa
     assert progress.fraction(file) == 0.0
     file.write_text(json.dumps(value | {"pid": 2**22 + 1, "host": "elsewhere"}))  # cannot be known from here
     assert verbs.status(run)["running"] == ["3/4"]
+
+
+# --- workers that stay ----------------------------------------------------------------------------
+
+
+def pids(run: Run) -> dict[str, int]:
+    lines = run.path("out", "log.jsonl").read_text().splitlines()
+    return {found["name"]: found["pid"] for found in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize("kind", ["plain", "die"])
+def test_workers_stay_between_calls_and_a_failure_ends_them_but_not_the_next_call(run: Run, kind: str) -> None:
+    pool = Workers(1)
+    try:
+        assert run_tasks(run, [task("a")], pool) == 1
+        assert run_tasks(run, [task("b"), task("c")], pool) == 2
+        found = pids(run)
+        assert found["a"] == found["b"] == found["c"] != os.getpid()
+        bad = task("x", "fail", kind="plain") if kind == "plain" else Task("k", "t", "enginetasks:die", {}, ("out/z",))
+        with pytest.raises(GudaError, match="too small" if kind == "plain" else "a worker process died"):
+            run_tasks(run, [bad], pool)
+        with pytest.raises(ProcessLookupError):
+            os.kill(found["a"], 0)
+        assert run_tasks(run, [task("d")], pool) == 1
+        assert pids(run)["d"] != found["a"]
+    finally:
+        pool.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids(run)["d"], 0)
+
+
+def test_workers_of_one_call_end_with_it(run: Run) -> None:
+    assert run_tasks(run, [task("a")], 1) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids(run)["a"], 0)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import wait as wait_sentinel
 
 from guda.engine.tasks import Task, execute, pending
@@ -43,26 +45,66 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_tasks(run: Run, tasks: list[Task], workers: int | None = None, watch: Watcher | None = None) -> int:
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Threads of BLAS inside the workers: read from the environment when a worker is spawned, which `submit` does."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    before = {k: os.environ.get(k) for k in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class Workers:
+    """Worker processes that stay between calls, because a worker needs seconds to import torch and a race has many
+    rounds. They end with this object, with the process, or when a task fails."""
+
+    def __init__(self, n: int | None = None) -> None:
+        self.n = n or default_workers()
+        self._pool: ProcessPoolExecutor | None = None
+
+    def submit(self, root: str, task: Task) -> Future[float]:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self.n, multiprocessing.get_context("spawn"), initializer=_start_worker)
+            self._finalizer = weakref.finalize(self, _terminate, self._pool)
+        with _one_thread():
+            return self._pool.submit(execute, root, task)
+
+    def close(self) -> None:
+        """Do not wait for tasks that nobody wants any more (Ctrl-C, or another task failed)."""
+        if self._pool is not None:
+            self._pool = None
+            self._finalizer()
+
+
+def _terminate(pool: ProcessPoolExecutor) -> None:
+    for process in list((pool._processes or {}).values()):
+        process.terminate()
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
+def run_tasks(run: Run, tasks: list[Task], workers: int | Workers | None = None, watch: Watcher | None = None) -> int:
     """Run what is not done yet; returns how many tasks that were. The first failure stops the rest."""
     left = pending(run, tasks)
     if not left:
         return 0
     run.sweep()
-    workers = max(1, min(workers or default_workers(), len(left)))
+    pool = workers if isinstance(workers, Workers) else Workers(workers)
     total, total_cost, done_cost, done, shown = len(left), sum(t.cost for t in left) or 1.0, 0.0, 0, 0.0
     running: dict[Future[float], Task] = {}
     for task in left:
         run.path(task.heartbeat).unlink(missing_ok=True)  # of a killed process
-    # threads of BLAS inside the workers: set before they import numpy
-    environment = {k: os.environ.get(k) for k in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(environment, "1"))
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
     try:
         while left or running:
-            for task in [t for t in left if t.ready(run)][: workers - len(running)]:
+            for task in [t for t in left if t.ready(run)][: pool.n - len(running)]:
                 left.remove(task)
-                running[pool.submit(execute, str(run.root), task)] = task
+                running[pool.submit(str(run.root), task)] = task
             if not running:
                 missing = next(p for p in left[0].needs if not run.has(p))
                 raise GudaError(f"{left[0].name} needs {missing}, which nothing makes; run the earlier steps first")
@@ -76,26 +118,16 @@ def run_tasks(run: Run, tasks: list[Task], workers: int | None = None, watch: Wa
                 # never backwards: a task removes its heartbeat a moment before it counts as done
                 shown = 1.0 if done == total else max(shown, min(1.0, (done_cost + partial) / total_cost))
                 watch(done, total, shown, [t.name for t in running.values()])
-    except BrokenProcessPool:
+    except BaseException as e:
+        pool.close()  # of several tasks others may still run; a broken pool would stay broken
+        if not isinstance(e, BrokenProcessPool):
+            raise
         raise GudaError(
             "a worker process died (killed, or out of memory); nothing finished is lost: run the same command again"
         ) from None
     finally:
-        for future in running:
-            future.cancel()
-        _terminate(pool)
+        if pool is not workers:
+            pool.close()
         for task in running.values():
             run.path(task.heartbeat).unlink(missing_ok=True)
-        for name, value in environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
     return total
-
-
-def _terminate(pool: ProcessPoolExecutor) -> None:
-    """Do not wait for tasks that nobody wants any more (Ctrl-C, or another task failed)."""
-    for process in list((pool._processes or {}).values()):
-        process.terminate()
-    pool.shutdown(wait=True, cancel_futures=True)
