@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from guda.counterfactuals.bank import Bank, Counterfactual
+from guda.counterfactuals.swap import Workbench
 from guda.counterfactuals.unlearn import unlearn_group
 from guda.data.groups import suggestion
 from guda.data.images import ImageData
@@ -15,7 +16,10 @@ from guda.errors import GudaError
 from guda.runs.recipe import ScoringConfig, parse_config
 from guda.scoring.elbo import kl, make_draws, squared_errors
 from guda.scoring.estimate import difference, stack_estimates
+from guda.scoring.pilot import IMAGES, MODELS, measure
+from guda.scoring.pilot import density as pilot_density
 from guda.scoring.plan import make_plan
+from guda.scoring.ranks import rank_columns
 from guda.scoring.scores import Scores
 
 
@@ -38,13 +42,26 @@ def unlearn(model: Denoiser, data: ImageData, operator: str = "retrack", **setti
     )
 
 
-def attribute(model: Denoiser, bank: Bank, queries: Queries, **settings: Any) -> Scores:
-    """Nats per picture and group, positive = the group mattered; `settings` as a recipe's `scoring` section."""
+def attribute(
+    model: Denoiser, bank: Bank, queries: Queries, pilot: Queries | ImageData | None = None, **settings: Any
+) -> Scores:
+    """Nats per picture and group, positive = the group mattered; `settings` as a recipe's `scoring` section.
+
+    With `pilot` images (training images, say; a few dozen are enough) the importance plan is used: the same precision
+    for a fraction of the evaluations. Without them, the stratified one."""
     import numpy as np
 
+    settings = {"plan": "stratified" if pilot is None else "importance"} | settings
     config: ScoringConfig = parse_config(ScoringConfig, settings, "scoring")
     queries.check_shape(model.shape)
-    plan = make_plan(model.schedule, config)
+    bench = Workbench(model, model.digest())
+    density = None
+    if pilot is not None:
+        models = [bank[g].apply(model) for g in list(bank)[:MODELS]]
+        images = pilot.images[:: max(1, len(pilot.images) // IMAGES)][:IMAGES]
+        t, contrasts, _ = measure(model, models, images, config.seed, config.block)
+        density = pilot_density(model.schedule, t, contrasts)
+    plan = make_plan(model.schedule, config, density)
     x0, cond = model.encode(queries.images), model.condition(queries.prompts)
     draws = [make_draws(model, x0, queries.ids, plan, r) for r in range(config.rounds)]
 
@@ -53,8 +70,10 @@ def attribute(model: Denoiser, bank: Bank, queries: Queries, **settings: Any) ->
         return np.stack([kl(plan, model.schedule.weights, d.t, e) for d, e in zip(draws, errors, strict=True)])
 
     full = contributions(model)
-    found = [difference(contributions(bank[g].apply(model)), full, grid=bool(plan.grid)) for g in bank]
+    d = np.stack([contributions(bench.use(bank[g])) - full for g in bank], axis=2)
+    found = [difference(d[:, :, g], grid=bool(plan.grid)) for g in range(len(bank))]
     return Scores(
         method=next(iter(bank.values())).method, unit="nats", estimand=plan.estimand, queries=queries.ids,
-        groups=tuple(bank), n_evals=2 * plan.n_strata * config.rounds, **stack_estimates(found),
+        groups=tuple(bank), n_evals=2 * plan.evals_per_round * config.rounds, **stack_estimates(found),
+        **rank_columns(d),
     )  # fmt: skip

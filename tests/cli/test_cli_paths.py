@@ -10,8 +10,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commandline import PROGRAM, Guda, program
-from tinyrun import SET, copy_run, digits_folder, exact, finished_root, tiny, unet_folder, write_digits, write_queries
+from commandline import PROGRAM, Guda, program, refused
+from tinyrun import (
+    SET,
+    copy_run,
+    digits_folder,
+    exact,
+    finished_root,
+    tiny,
+    tree,
+    unet_folder,
+    write_digits,
+    write_queries,
+)
 
 import guda as package
 from guda.scoring.scores import Scores
@@ -180,3 +191,38 @@ def test_demo(tmp_path: Path) -> None:
     assert (tmp_path / entry["report"]).is_file()
     assert entry["ceiling"]["top1"]["mean"] > 0.3
     assert entry["methods"]["retrack"]["metrics"]["top1"]["mean"] > 0.3
+
+
+def test_plan_race_and_bands_from_the_command_line(guda: Guda, tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run").root
+    value = as_json(guda("plan", run, "-m", "retrack", "-n", 5, "--json"))
+    rows = {r["what"]: r for r in value["rows"]}
+    assert rows["fit retrack"]["evals"] == 0
+    assert rows["score 5 queries by retrack"]["evals"] == 4 * 12 * 2 * 5
+    text = guda("plan", run, "-m", "retrack")
+    assert text.code == 0
+    assert "precision against budget" in text.out
+    banded = as_json(guda("score", run, "-m", "retrack", "--band", "30:100", "--json"))["scores"]["retrack"]
+    assert banded["estimand"].endswith("bands 30:100 only")
+    assert Path(banded["path"]).parent.name == "30-100"
+    raced = as_json(guda("score", run, "-m", "retrack", "--stop", "budget=60", "--workers", 1, "--json"))
+    assert "raced to budget=60" in raced["scores"]["retrack"]["estimand"]
+    assert Path(raced["scores"]["retrack"]["path"]).is_file()
+    table = as_json(guda("evaluate", run, "--bands", "--json"))
+    assert set(table["60:100"]) == {"ceiling", "retrack", "similarity-pixel"}
+    assert "t in 60:100" in guda("evaluate", run, "--bands").out
+
+
+def test_bad_stop_rules_and_bands_leave_the_run_alone(guda: Guda, tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run").root
+    folder = write_queries(tmp_path / "new")
+    before = tree(run)
+    for options, part in (
+        (["--stop", "top1"], "stop rule"),
+        (["--stop", "budget=0"], "budget of no evaluations"),
+        (["--band", "5"], "write FROM:TO"),
+        (["--stop", "top1@0.9", "--band", "1:50"], "either --stop or --band"),
+    ):
+        refused(guda("score", run, "-q", folder, "-m", "retrack", "--rounds", 5, *options), part)
+        assert tree(run) == before
+    refused(guda("evaluate", run, "--band", "90:300"), "outside this schedule")

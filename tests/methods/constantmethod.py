@@ -12,6 +12,7 @@ from guda.methods.base import Method, get_method
 from guda.runs.recipe import Config
 from guda.runs.run import Run
 from guda.runs.store import read_json, write_json
+from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
 
 
@@ -33,7 +34,7 @@ class Constant(Method):
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         return []
 
-    def scores(self, queries: Queries) -> Scores:
+    def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         groups = load_data(self.run).groups.names
         slope = read_json(self.run.path(self.file))["slope"]
         score = np.tile(-slope * np.arange(len(groups)), (queries.n, 1))

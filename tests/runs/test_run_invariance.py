@@ -126,5 +126,5 @@ def test_another_round_keeps_those_drawn(tmp_path: Path) -> None:
     assert {k: after[k] for k in terms} == {k: before[k] for k in terms}
     assert {k.rsplit("/", 1)[1] for k in after.keys() - before.keys()} == {"r002.parquet"}
     scores = Scores.read(verbs.scores_path(run, SET, "retrack"))
-    assert scores.n_evals == 2 * 6 * 3
+    assert (scores.n_evals == 2 * 2 * 6 * 3).all()  # two models, pairs of noise, strata, rounds
     assert (scores.stderr > 0).all()

@@ -132,6 +132,8 @@ def write_queries(folder: Path, n: int = 6, size: int = 8, order: int = 1) -> Pa
 def exact(root: Path) -> dict[str, str]:
     """Every file that must be byte-identical, by digest."""
     files = {}
+    if (root / "pilot.json").is_file():
+        files["pilot.json"] = hashlib.sha256((root / "pilot.json").read_bytes()).hexdigest()
     for part in EXACT:
         for path in sorted((root / part).rglob("*")):
             if path.is_file() and path.name != "evaluation.json":

@@ -94,7 +94,7 @@ def test_the_score_of_two_gaussians_is_the_closed_form_and_its_intervals_cover_i
     full, without = gaussian(kind, v=0.3), gaussian(kind, v=0.6)
     schedule, n = full.schedule, 600
     plan, ids, x = stratified(schedule, 20, 0), [f"q{i}" for i in range(n)], x0.expand(n, *SHAPE)
-    found = difference(contributions(without, x, ids, plan, 3), contributions(full, x, ids, plan, 3))
+    found = difference(contributions(without, x, ids, plan, 3) - contributions(full, x, ids, plan, 3))
     t = slice(1, schedule.t_max + 1)
     gap = expected_errors(schedule, 0.6, x0) - expected_errors(schedule, 0.3, x0)
     exact = float((schedule.weights[t] * gap[t]).sum())
@@ -181,7 +181,7 @@ def test_x_t_is_a_bitwise_function_of_its_keys(make_mlp: Callable[..., Denoiser]
     def inputs(asked: Denoiser, part: Queries) -> dict[tuple[str, int], tuple[Any, ...]]:
         draws = make_draws(asked, asked.encode(part.images), part.ids, plan, 1)
         return {
-            (name, i): (int(draws.t[q, i]), *(x[q * 6 + i].numpy().tobytes() for x in (draws.eps, draws.x_t)))
+            (name, i): (int(draws.t[q, i]), *(x[q, i].numpy().tobytes() for x in (draws.eps, draws.x_t)))
             for q, name in enumerate(part.ids)
             for i in range(6)
         }  # fmt: skip
@@ -261,5 +261,5 @@ def test_errors_are_summed_in_float64() -> None:
     denoiser = Denoiser.from_module(torch.nn.Identity(), make_scheduler("linear:10"), (3, 32, 32))
     denoiser.module.forward = lambda x, t: torch.zeros_like(x)  # type: ignore[method-assign]
     eps = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    draws = Draws(np.array([[5]]), eps, eps, torch.zeros(1, 3, 32, 32))
+    draws = Draws(np.array([[5]]), eps[None, None], eps[None, None], torch.zeros(1, 3, 32, 32))
     assert squared_errors(denoiser, draws, 1)[0, 0] == float((eps.double() ** 2).sum())

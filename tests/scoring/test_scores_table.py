@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from guda.errors import GudaError
-from guda.scoring.scores import SIGN, Scores, mean_of
+from guda.scoring.scores import SIGN, Scores
 
 
 def scores(**values: Any) -> Scores:
@@ -30,8 +30,9 @@ def test_parquet_round_trip_is_exact(tmp_path: Path) -> None:
     one = scores()
     one.write(tmp_path / "s.parquet")
     again = Scores.read(tmp_path / "s.parquet")
-    for name in ("method", "unit", "estimand", "queries", "groups", "n_evals"):
+    for name in ("method", "unit", "estimand", "queries", "groups"):
         assert getattr(again, name) == getattr(one, name)
+    assert (again.n_evals == one.n_evals).all()
     for name in ("score", "stderr", "lo", "hi", "rank"):
         np.testing.assert_array_equal(getattr(again, name), getattr(one, name))
 
@@ -93,7 +94,8 @@ def test_an_unknown_query_is_answered_with_the_nearest() -> None:
 
 def test_pandas_has_one_row_per_query_and_group() -> None:
     frame = scores().to_pandas()
-    assert list(frame.columns) == ["query", "group", "score", "unit", "stderr", "lo", "hi", "rank", "n_evals", "method"]
+    assert list(frame.columns) == ["query", "group", "score", "unit", "stderr", "lo", "hi", "rank", "rank_lo",
+                                   "rank_hi", "p_first", "n_evals", "method"]  # fmt: skip
     assert len(frame) == 6
     row = frame[(frame["query"] == "s0-00001") & (frame["group"] == "dog")].iloc[0]
     assert (row["score"], row["rank"]) == (-2.0, 3)
@@ -108,6 +110,19 @@ def test_a_file_that_is_no_score_table_is_refused(tmp_path: Path) -> None:
         Scores.read(tmp_path / "junk.parquet")
 
 
-def test_the_mean_over_retrainings_is_taken_draw_by_draw() -> None:
-    parts = [np.full((2, 1, 3), 1.0), np.full((2, 1, 3), 4.0)]
-    np.testing.assert_array_equal(mean_of(parts), np.full((2, 1, 3), 2.5))
+def test_ranks_of_a_race_cells_without_error_and_evaluations_per_cell_survive_the_file(tmp_path: Path) -> None:
+    ranks = np.array([[3, 1, 2], [1, 3, 2]])
+    stderr = np.array([[0.5, np.nan, 0.25], [1.0, 1.0, np.nan]])
+    evals = np.arange(6).reshape(2, 3)
+    one = scores(ranks=ranks, stderr=stderr, lo=-stderr, hi=stderr, n_evals=evals, rank_lo=ranks, rank_hi=ranks + 1,
+                 p_first=np.full((2, 3), 1 / 3))  # fmt: skip
+    one.write(tmp_path / "s.parquet")
+    assert pq.read_table(tmp_path / "s.parquet")["stderr"].null_count == 2
+    again = Scores.read(tmp_path / "s.parquet")
+    np.testing.assert_array_equal(again.rank, ranks)
+    assert [g.group for g in again["s0-00001"].ranked] == ["dog", 'ünïcode, "quoted"', "cat"]
+    for name in ("stderr", "lo", "hi", "n_evals", "rank_lo", "rank_hi", "p_first"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(one, name))
+    assert again["s0-00001"].top(1)[0].lo is None
+    again.write(tmp_path / "t.parquet")
+    assert (tmp_path / "t.parquet").read_bytes() == (tmp_path / "s.parquet").read_bytes()

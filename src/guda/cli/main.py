@@ -134,7 +134,7 @@ def init(
     from guda.diffusion.models import load_data
 
     chosen = _recipe(recipe, data=data, model=model, scheduler=scheduler, group_by=group_by, size=size)
-    folder = verbs.init(run, chosen)
+    folder = verbs.init(run, chosen, keep_edits=recipe is None)
     summary = load_data(folder).summary()
     text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
     text += [f"  {name:<20} {n:>7} images  {share:6.1%}" for name, n, share in summary]
@@ -228,6 +228,13 @@ def score(
     method: Method = None,
     name: Annotated[str | None, typer.Option(help="Name for a new query set; default: its folder's name.")] = None,
     top: Annotated[int, typer.Option(help="Groups to print per picture.", min=1)] = 3,
+    stop: Annotated[
+        str | None, typer.Option(help="Race to a stop rule: top1@0.95, top3@0.9, budget=N, or two with a comma.")
+    ] = None,
+    band: Annotated[
+        str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000; another estimand, named as such.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of draws; kept in the recipe.", min=1)] = None,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
@@ -240,22 +247,25 @@ def score(
     if not methods:
         raise GudaError(f"nothing is fitted in {run} yet; run: guda fit {run}")
     verbs.check_fitted(folder, methods)  # before a folder of queries is taken in
+    variant = verbs.variant(folder, stop, band)
+    verbs.change_scoring(folder, rounds=rounds)
     chosen = verbs.choose_or_add_queries(folder, queries, name)
-    results = verbs.score(folder, chosen, methods, _engine(workers, as_json))
+    results = verbs.score(folder, chosen, methods, _engine(workers, as_json), stop, band)
     lines = []
     for found in results.values():
         lines.append(f"{found.method} ({found.unit}; positive = the group mattered; {found.estimand})")
+        if stop is not None:
+            lines.append(f"  {found.evals_per_query().mean():,.0f} evaluations per picture on average")
         shown = found.queries[:5]
         for query in shown:
             lines.append(f"  {query}: " + "   ".join(str(g) for g in found[query].top(top)))
         if len(found.queries) > len(shown):
-            lines.append(
-                f"  ... {len(found.queries) - len(shown)} more in {verbs.scores_path(folder, chosen, found.method)}"
-            )
+            more = verbs.scores_path(folder, chosen, found.method, variant)
+            lines.append(f"  ... {len(found.queries) - len(shown)} more in {more}")
     value = {
         "queries": chosen,
         "scores": {
-            m: {"path": str(verbs.scores_path(folder, chosen, m)), "unit": s.unit, "estimand": s.estimand}
+            m: {"path": str(verbs.scores_path(folder, chosen, m, variant)), "unit": s.unit, "estimand": s.estimand}
             for m, s in results.items()
         },
     }
@@ -263,13 +273,43 @@ def score(
 
 
 @app.command()
-def evaluate(run: RunFolder, queries: QuerySet = None, as_json: Json = False) -> None:
+def evaluate(
+    run: RunFolder,
+    queries: QuerySet = None,
+    band: Annotated[str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000.")] = None,
+    bands: Annotated[bool, typer.Option("--bands", help="Top-1 in each noise band, against its own ceiling.")] = False,
+    as_json: Json = False,
+) -> None:
     """Compare every scored method with the LOGO oracle: six metrics, intervals, ceiling."""
     from guda import verbs
     from guda.runs.run import Run
 
     folder = Run.open(run)
-    _show_evaluation(folder.recipe.name, verbs.evaluate(folder, verbs.choose_queries(folder, queries)), as_json)
+    chosen = verbs.choose_queries(folder, queries)
+    if not bands:
+        return _show_evaluation(folder.recipe.name, verbs.evaluate(folder, chosen, band), as_json)
+    table = verbs.evaluate_bands(folder, chosen)
+    lines = ["Top-1 by noise band, each against its own oracle and ceiling"]
+    lines += [f"  t in {b:<10}" + "   ".join(f"{m} {x:.2f}" for m, x in row.items()) for b, row in table.items()]
+    _say(table, "\n".join(lines), as_json)
+
+
+@app.command()
+def plan(
+    run: RunFolder,
+    method: Method = None,
+    n: Annotated[int | None, typer.Option("-n", help="Queries to plan for; default: the recipe's.", min=1)] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """What it will cost, before it is spent: evaluations, time, disk, and precision against budget."""
+    from guda import verbs
+    from guda.cli.show import plan_text
+    from guda.runs.run import Run
+
+    folder = Run.open(run)
+    value = verbs.plan(folder, method or list(folder.recipe.methods), n or folder.recipe.queries.n, workers)
+    _say(value, plan_text(value), as_json)
 
 
 @app.command()

@@ -66,3 +66,27 @@ class Display:
             print(f"{title}: {done}/{total} tasks, {fraction:.0%}{estimate}", file=sys.stderr, flush=True)
 
         return watch
+
+
+def plan_text(value: dict[str, Any]) -> str:
+    """`guda plan` for people."""
+    from guda.evaluation.tables import human_count, human_time
+
+    each = human_time(value["seconds_per_evaluation"] * 1000)
+    lines = [
+        f"{value['run']}: {value['groups']} groups, {human_count(value['parameters'])} parameters, "
+        f"{each} per 1,000 evaluations ({value['settings']}), {value['workers']} workers",
+        f"  {'left to do':<44}{'evaluations':>14}{'time':>12}{'disk':>12}",
+    ]
+    for row in value["rows"]:
+        disk = f"{row['disk'] / 1e6:.1f} MB"
+        lines.append(f"  {row['what']:<44}{human_count(row['evals']):>14}{human_time(row['seconds']):>12}{disk:>12}")
+    if value["alternatives"]:
+        lines.append("  precision against budget (per query)")
+    for row in value["alternatives"]:
+        width = "unknown" if row["half_width"] is None else f"± {row['half_width']:.2g} nats"
+        lines.append(
+            f"    {row['method']:<16}{row['rounds']:>3} rounds {human_count(row['evals_per_query']):>10} evaluations"
+            f"{human_time(row['seconds_per_query']):>12}   {width}"
+        )
+    return "\n".join([*lines, value["note"]])

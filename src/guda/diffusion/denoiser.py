@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
         h.update(name.encode())
         h.update(digest_arrays(state[name].detach().cpu().contiguous().view(-1).numpy()).encode())
     return h.hexdigest()
+
+
+def default_device() -> str:
+    """$GUDA_DEVICE, else the GPU where there is one."""
+    return os.environ.get("GUDA_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Denoiser:
@@ -138,6 +144,11 @@ class Denoiser:
     @property
     def device(self) -> torch.device:
         return next((p.device for p in self.module.parameters()), torch.device("cpu"))
+
+    def to(self, device: torch.device | str) -> Denoiser:
+        """Moves the network in place."""
+        self.module.to(device)
+        return self
 
     def weights(self) -> dict[str, torch.Tensor]:
         return dict(self.module.state_dict())

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from guda.data.images import ImageData
-from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.denoiser import Denoiser, default_device
 from guda.diffusion.schedule import Schedule
 from guda.engine.tasks import Task
 from guda.errors import GudaError, Mismatch
@@ -93,7 +93,7 @@ def _load(path: str, scheduler: str | None, expected: str) -> Denoiser:
     denoiser = Denoiser.from_pretrained(path, scheduler)
     if (found := denoiser.digest()) != expected:
         raise Mismatch(f"{path}: digest of the weights", found, expected, "the model changed since; use another run")
-    return denoiser
+    return denoiser.to(default_device())
 
 
 def load_model(run: Run, name: str) -> Denoiser:
@@ -123,7 +123,7 @@ def architecture(run: Run) -> Denoiser:
     """A network of the run's architecture; its weights mean nothing."""
     if run.recipe.model.path is not None:
         return load_model(run, "base")
-    return build(run.recipe.model, load_data(run).shape)
+    return build(run.recipe.model, load_data(run).shape).to(default_device())
 
 
 def train_evals(run: Run) -> int:

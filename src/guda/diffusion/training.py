@@ -42,7 +42,7 @@ def fresh(denoiser: Denoiser, key: tuple[str | int, ...]) -> Denoiser:
         new = copy.copy(denoiser)
         # diffusers drops what it believes to be defaults, positional arguments among them
         config = {k: v for k, v in module.config.items() if k != "_use_default_values"}
-        new.module = type(module).from_config(config).eval()
+        new.module = type(module).from_config(config).to(denoiser.device).eval()
     return new
 
 

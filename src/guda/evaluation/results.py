@@ -14,7 +14,6 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -31,6 +30,7 @@ from pydantic import (
 from guda.errors import GudaError
 from guda.evaluation.bootstrap import Interval
 from guda.evaluation.ceiling import CEILING, Comparison
+from guda.runs.run import library_versions
 from guda.runs.store import read_json, write_json
 
 SCHEMA: Literal["guda-results/1"] = "guda-results/1"
@@ -180,12 +180,6 @@ def _accelerator() -> str | None:
 
 def machine() -> Machine:
     """Where the numbers were measured."""
-    versions = {}
-    for package in ("guda", "torch", "diffusers", "numpy"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
     return Machine(
         cpu=_cpu_model(),
         cores=os.cpu_count() or 1,
@@ -193,7 +187,7 @@ def machine() -> Machine:
         accelerator=_accelerator(),
         python=platform.python_version(),
         platform=platform.platform(),
-        versions=versions,
+        versions=library_versions(),
     )
 
 

@@ -22,6 +22,7 @@ from guda.errors import GudaError
 from guda.runs.recipe import Config, parse_config
 from guda.runs.run import Run
 from guda.runs.store import digest
+from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
 
 
@@ -42,7 +43,8 @@ class Method(ABC):
         """`planned`: keys of models that another method's tasks evaluate already; this one adds its own."""
 
     @abstractmethod
-    def scores(self, queries: Queries) -> Scores: ...
+    def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
+        """`bands`: count these timesteps only; a method without timesteps answers the same for all of them."""
 
     @abstractmethod
     def fit_evals(self) -> float:

@@ -9,21 +9,29 @@ error bar is that of the mean.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+
+import numpy as np
 
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data, run_schedule
+from guda.diffusion.models import load_data
 from guda.engine.tasks import Task
 from guda.methods.base import Method
+from guda.scoring.bands import Bands
 from guda.scoring.estimate import difference, stack_estimates
-from guda.scoring.plan import make_plan
-from guda.scoring.scores import Scores, mean_of
-from guda.scoring.terms import ModelRef, read_kl, score_tasks
+from guda.scoring.pilot import run_plan
+from guda.scoring.ranks import rank_columns
+from guda.scoring.scores import Scores
+from guda.scoring.terms import ModelRef, Terms, read_terms, score_tasks
+
+Set = tuple[ModelRef, dict[str, ModelRef]]  # a full model, and its counterfactual per group
+Reader = Callable[[ModelRef], Terms]
 
 
 class ElboMethod(Method):
     @abstractmethod
-    def sets(self) -> list[tuple[ModelRef, dict[str, ModelRef]]]:
-        """(full model, counterfactual per group), one pair per set."""
+    def sets(self) -> list[Set]:
+        """One set per retraining; unlearned methods have one."""
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -38,22 +46,34 @@ class ElboMethod(Method):
         planned.update(m.key for m in models)
         return score_tasks(self.run, queries, models, self.method_id)
 
-    def scores(self, queries: Queries) -> Scores:
-        return self._combine(queries, self.sets(), self.method_id)
+    def reader(self, queries: Queries, bands: Bands | None = None) -> Reader:
+        """Reads each model's terms once, however many scores are made of them."""
+        cache: dict[ModelRef, Terms] = {}
 
-    def _combine(self, queries: Queries, sets: list[tuple[ModelRef, dict[str, ModelRef]]], name: str) -> Scores:
-        plan = make_plan(run_schedule(self.run), self.run.recipe.scoring)
-        full = mean_of([read_kl(self.run, queries, f) for f, _ in sets])
-        found = [
-            difference(mean_of([read_kl(self.run, queries, c[g]) for _, c in sets]), full, grid=bool(plan.grid))
-            for g in self.groups
-        ]
+        def read(model: ModelRef) -> Terms:
+            if model not in cache:
+                cache[model] = read_terms(self.run, queries, model, bands)
+            return cache[model]
 
+        return read
+
+    def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
+        return self.combine(queries, self.sets(), self.method_id, self.reader(queries, bands), bands)
+
+    def contributions(self, sets: list[Set], read: Reader) -> np.ndarray:
+        """Paired nats [R, Q, G, S], the mean over sets."""
+        return np.stack([np.mean([read(c[g]).kl - read(f).kl for f, c in sets], axis=0) for g in self.groups], axis=2)
+
+    def combine(self, queries: Queries, sets: list[Set], name: str, read: Reader, bands: Bands | None) -> Scores:
+        plan = run_plan(self.run)
+        d = self.contributions(sets, read)
+        found = [difference(d[:, :, g], grid=bool(plan.grid)) for g in range(len(self.groups))]
         return Scores(
-            method=name, unit=self.unit, estimand=plan.estimand, queries=queries.ids, groups=self.groups,
-            n_evals=2 * len(sets) * plan.n_strata * self.run.recipe.scoring.rounds, **stack_estimates(found),
+            method=name, unit=self.unit, estimand=plan.estimand + (f", bands {bands.name} only" if bands else ""),
+            queries=queries.ids, groups=self.groups,
+            n_evals=2 * len(sets) * plan.evals_per_round * self.run.recipe.scoring.rounds,
+            **stack_estimates(found), **rank_columns(d),
         )  # fmt: skip
 
     def score_evals(self, queries: Queries) -> float:
-        plan = make_plan(run_schedule(self.run), self.run.recipe.scoring)
-        return float(len(self.models()) * plan.n_strata * self.run.recipe.scoring.rounds)
+        return float(len(self.models()) * run_plan(self.run).evals_per_round * self.run.recipe.scoring.rounds)

@@ -28,6 +28,7 @@ from guda.runs import progress
 from guda.runs.recipe import Config
 from guda.runs.run import Run
 from guda.runs.store import digest
+from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
 from guda.scoring.terms import ModelRef
 
@@ -93,7 +94,16 @@ class Logo(ElboMethod):
 
     def seed_scores(self, queries: Queries, seed: int) -> Scores:
         """LOGOA of one retraining."""
-        return self._combine(queries, [self.seed_set(seed)], f"logo-s{seed}")
+        return self.all_scores(queries)[f"logo-s{seed}"]
+
+    def all_scores(self, queries: Queries, bands: Bands | None = None) -> dict[str, Scores]:
+        """The mean over seeds (`logo`) and every seed by itself (`logo-s<seed>`), from one reading of the terms."""
+        read = self.reader(queries, bands)
+        found = {self.method_id: self.combine(queries, self.sets(), self.method_id, read, bands)}
+        for seed in self.config.seeds:
+            name = f"logo-s{seed}"
+            found[name] = self.combine(queries, [self.seed_set(seed)], name, read, bands)
+        return found
 
     def fit_evals(self) -> float:
         """Of one seed: what one retraining per group costs."""

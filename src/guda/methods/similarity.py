@@ -15,6 +15,7 @@ from guda.methods.base import METHODS, Method, get_method
 from guda.runs.recipe import Config
 from guda.runs.run import Run
 from guda.runs.store import read_tensors, write_tensors
+from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
 
 
@@ -46,7 +47,7 @@ class Similarity(Method):
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         return []  # a matrix product: done in `scores`
 
-    def scores(self, queries: Queries) -> Scores:
+    def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         tensors, _ = read_tensors(self.run.path(self._file))
         return Scores(
             method=self.method_id, unit=self.unit, estimand="cosine similarity to the group's mean embedding",

@@ -140,6 +140,7 @@ def _context(run: Run, name: str) -> dict[str, Any]:
         "names": data.groups.names,
         "views": views,
         "view": view,
+        "evals": int(np.median(view.scores.n_evals)),
         "main": main,
         "oracle": oracle,
         "entry": entry,

@@ -73,7 +73,11 @@ class ScoringConfig(Config):
         description="elbo: unbiased for the sum over 1..t_max; paper: the raw sum over the paper's grid.",
     )
     stride: int = Field(10, gt=0, description="Grid spacing of `paper`.")
-    strata: int = Field(40, gt=0, description="Strata that partition 1..t_max; each gets one draw per round.")
+    plan: Literal["importance", "stratified", "uniform"] = Field(
+        "importance", description="Where timesteps go: by a pilot, by the KL weights, or evenly; all are unbiased."
+    )
+    antithetic: bool = Field(True, description="Draw noise in pairs +eps, -eps, whose mean is one draw.")
+    strata: int = Field(12, gt=0, description="Strata that partition 1..t_max; each gets one draw per round.")
     rounds: int = Field(3, gt=0, description="Independent rounds; at least 2 are needed for an error bar.")
     seed: int = Field(0, ge=0, description="Seed of the scoring noise.")
     block: int = Field(256, gt=0, description="Images per network call (short blocks are padded).")

@@ -32,7 +32,7 @@ from guda.runs.store import TEMPORARY, digest, digest_file, read_json, write_jso
 FORMAT = 1
 
 
-def _versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     found = {}
     for package in ("guda", "torch", "diffusers", "numpy"):
         try:
@@ -69,7 +69,7 @@ class Run:
         """A new run, or the same one again. `lock`: digests of data and model. Everything else must be there already
         except run.json, which is written last: a folder without it is not a run."""
         root = Path(root)
-        info = {"format": FORMAT, "locked": recipe.locked(), **lock, "versions": _versions()}
+        info = {"format": FORMAT, "locked": recipe.locked(), **lock, "versions": library_versions()}
         write_text(root / "recipe.yaml", recipe.to_yaml())
         write_json(root / "run.json", info)
         return cls(root, info)

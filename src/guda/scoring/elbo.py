@@ -4,7 +4,7 @@
 
 The same (t, eps) serve every model. Networks run in blocks of one fixed size, short blocks padded, because CPU kernels
 give other last bits at other batch sizes; with that, terms are byte-identical whatever the order, process count or
-resume (SPEC section 2, "Invariance").
+resume (SPEC section 2, "Invariance"). The error of an antithetic draw is the mean over its two halves.
 """
 
 from __future__ import annotations
@@ -27,53 +27,63 @@ class Draws:
     """The noised inputs of one round of some queries: made once, shared by all models."""
 
     t: np.ndarray  # int64 [Q, S]
-    eps: torch.Tensor  # float32 [Q*S, C, H, W]
-    x_t: torch.Tensor  # float32 [Q*S, C, H, W]
+    eps: torch.Tensor  # float32 [Q, S, halves, C, H, W]
+    x_t: torch.Tensor  # the same shape
     x0: torch.Tensor  # float32 [Q, C, H, W]
+
+    def of(self, queries: np.ndarray) -> Draws:
+        """Those of some queries (positions), for models that only these still need."""
+        index = torch.from_numpy(queries)
+        return Draws(self.t[queries], self.eps[index], self.x_t[index], self.x0[index])
 
 
 def make_draws(denoiser: Denoiser, x0: torch.Tensor, ids: Sequence[str], plan: Plan, round_: int) -> Draws:
+    plan.check(denoiser.schedule)
     noise = KeyedNoise()
     pairs = [plan.draw(noise, query, round_, denoiser.shape) for query in ids]
     t = np.stack([p[0] for p in pairs])
-    eps = torch.from_numpy(np.concatenate([p[1] for p in pairs]))
-    repeated = x0.repeat_interleave(plan.n_strata, dim=0)
-    return Draws(t, eps, denoiser.schedule.add_noise(repeated, eps, torch.from_numpy(t.reshape(-1))), x0)
+    eps = torch.from_numpy(np.stack([p[1] for p in pairs]))[:, :, None]
+    if plan.antithetic:
+        eps = torch.cat([eps, -eps], dim=2)
+    repeated = x0[:, None, None].expand(eps.shape)
+    flat_t = torch.from_numpy(np.repeat(t.reshape(-1), eps.shape[2]))
+    x_t = denoiser.schedule.add_noise(repeated.flatten(0, 2), eps.flatten(0, 2), flat_t).reshape(eps.shape)
+    return Draws(t, eps, x_t, x0)
 
 
-def _blocks(n: int, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    """(where the results go, which inputs go in); the last block repeats its last input to keep the shape."""
+def _blocks(n: int, size: int) -> Iterator[tuple[slice, slice | torch.Tensor]]:
+    """(where the results go, which inputs go in); a short last block repeats its last input to keep the shape."""
     for start in range(0, n, size):
-        stop = min(start + size, n)
-        yield slice(start, stop), torch.arange(start, start + size).clamp_(max=n - 1)
+        stop = start + size
+        whole = slice(start, stop)  # a view, no copy
+        yield slice(start, min(stop, n)), whole if stop <= n else torch.arange(start, stop).clamp_(max=n - 1)
 
 
 @torch.inference_mode()
 def squared_errors(denoiser: Denoiser, draws: Draws, block: int, cond: Cond | None = None) -> np.ndarray:
     """float64 [Q, S]: ||eps - eps_hat||^2, or ||x_0 - x0_hat||^2 at timesteps without signal."""
-    n_queries, n_strata = draws.t.shape
-    t = torch.from_numpy(draws.t.reshape(-1))
-    owner = torch.arange(n_queries).repeat_interleave(n_strata)
+    n_queries, n_strata, halves = draws.eps.shape[:3]
+    eps, x_t = draws.eps.flatten(0, 2), draws.x_t.flatten(0, 2)
+    t = torch.from_numpy(np.repeat(draws.t.reshape(-1), halves))
+    owner = torch.arange(n_queries).repeat_interleave(n_strata * halves)
     zero_snr = torch.from_numpy(denoiser.schedule.zero_snr)[t]
     out = np.empty(len(t), np.float64)
     device = denoiser.device
     for where, index in _blocks(len(t), block):
-        x_t, t_b = draws.x_t[index].to(device), t[index].to(device)
-        raw = denoiser.raw(x_t, t_b, cond[owner[index]].to(device) if cond is not None else None)
-        error = denoiser.schedule.to_eps(raw, x_t, t_b) - draws.eps[index].to(device)
+        x_b, t_b = x_t[index].to(device), t[index].to(device)
+        raw = denoiser.raw(x_b, t_b, cond[owner[index]].to(device) if cond is not None else None)
+        error = denoiser.schedule.to_eps(raw, x_b, t_b) - eps[index].to(device)
         if bool(zero_snr[index].any()):
-            x0_error = denoiser.schedule.to_x0(raw, x_t, t_b) - draws.x0[owner[index]].to(device)
+            x0_error = denoiser.schedule.to_x0(raw, x_b, t_b) - draws.x0[owner[index]].to(device)
             error = torch.where(zero_snr[index].to(device)[:, None, None, None], x0_error, error)
         squares = error.double().square().flatten(1).sum(1).cpu().numpy()
         out[where] = squares[: where.stop - where.start]
     if not np.isfinite(out).all():
-        query, stratum = np.argwhere(~np.isfinite(out.reshape(n_queries, n_strata)))[0]
-        raise GudaError(
-            f"the network returned NaN or infinity at t = {draws.t[query, stratum]}; are its weights sound?"
-        )
-    return out.reshape(n_queries, n_strata)
+        bad = int(t[int(np.flatnonzero(~np.isfinite(out))[0])])
+        raise GudaError(f"the network returned NaN or infinity at t = {bad}; are its weights sound?")
+    return out.reshape(n_queries, n_strata, halves).mean(axis=-1)
 
 
 def kl(plan: Plan, weights: np.ndarray, t: np.ndarray, errors: np.ndarray) -> np.ndarray:
     """Nats [..., S]: each draw's contribution to sum_t KL_t, i.e. w_t error / inclusion probability."""
-    return plan.importance() * weights[t] * errors
+    return plan.counts(t) * weights[t] * errors

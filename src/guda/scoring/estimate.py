@@ -30,9 +30,8 @@ class Estimate:
     hi: np.ndarray | None
 
 
-def difference(counterfactual: np.ndarray, full: np.ndarray, *, grid: bool = False) -> Estimate:
-    """Estimate from draw contributions [R, Q, S] of both models; `grid`: fixed timesteps, one draw each."""
-    d = counterfactual - full
+def difference(d: np.ndarray, *, grid: bool = False) -> Estimate:
+    """Estimate from paired contributions d = KL_counterfactual - KL_full [R, Q, S]; `grid`: one draw per fixed t."""
     rounds, _, strata = d.shape
     score = d.mean(axis=0).sum(axis=-1)
     if rounds >= 2:

@@ -1,13 +1,22 @@
 """Which timesteps are evaluated, and what each counts for.
 
-Strata partition 1..t_max. A round draws one keyed (t, eps) in every stratum; a draw at t counts for 1/(probability of
-drawing t), so a round is by itself an unbiased estimate of the whole sum (SPEC section 2). The `paper` plan is a
-fixed grid with weight one: a raw sum, reproduced as such and never called an estimate of the bound.
+Strata partition 1..t_max. A round draws one keyed (t, eps) in every stratum, t with probability p(t)/P_s inside stratum
+s; a draw counts for 1/(that probability), so a round is by itself an unbiased estimate of the whole sum whatever p is
+(SPEC section 2). Kinds of plan:
+
+    uniform      strata of equal width, t uniform inside them
+    stratified   strata of equal mass of half the KL weight w_t and half a uniform density; t uniform inside them
+    importance   strata of equal mass of a pilot's density (see pilot.py), t drawn from that density inside them
+    paper        the fixed grid of the paper with weight one: a raw sum, never called an estimate of the bound
+
+Antithetic: a draw is the pair (t, eps), (t, -eps), and its value their mean. Differences between models are nearly
+linear in eps at low noise, where most of the variance is, and that part cancels.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -20,15 +29,39 @@ from guda.runs.store import digest
 
 @dataclass(frozen=True)
 class Plan:
-    """Stratum i holds t in [edges[i], edges[i+1]), drawn uniformly; or, for `grid`, exactly the t listed."""
+    """Stratum i holds t in [edges[i], edges[i+1]); or, for a `grid`, exactly the t listed."""
 
     edges: tuple[int, ...]
     seed: int
     grid: tuple[int, ...] = ()
+    density: tuple[float, ...] = field(default=(), repr=False)  # p(t) for t = 1..t_max, any scale; (): uniform
+    antithetic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.grid:
+            if min(self.grid) < 1:
+                raise GudaError(f"plan: the bound begins at t = 1, the grid at {min(self.grid)}")
+            return
+        if len(self.edges) < 2 or self.edges[0] < 1 or any(np.diff(self.edges) < 1):
+            raise GudaError(f"plan: strata must begin at t >= 1 and be in order and not empty, got {self.edges}")
+        p = np.array(self.density)
+        if len(p) and (len(p) != self.edges[-1] - 1 or not (np.isfinite(p) & (p > 0)).all()):
+            raise GudaError("plan: the density must be positive and finite at every t of 1..t_max")
+
+    def check(self, schedule: Schedule) -> None:
+        """A plan made for a longer schedule asks for timesteps this one does not have."""
+        last = max(self.grid) if self.grid else self.edges[-1] - 1
+        if last >= schedule.T:
+            raise GudaError(f"the plan reaches t = {last}, this schedule ends at {schedule.T - 1}")
 
     @property
     def n_strata(self) -> int:
         return len(self.grid) or len(self.edges) - 1
+
+    @property
+    def evals_per_round(self) -> int:
+        """Network evaluations of one model, for one query."""
+        return self.n_strata * (2 if self.antithetic else 1)
 
     @property
     def estimand(self) -> str:
@@ -39,11 +72,33 @@ class Plan:
 
     @property
     def key(self) -> str:
-        return digest({"edges": self.edges, "grid": self.grid, "seed": self.seed})
+        return digest(
+            {
+                "edges": self.edges,
+                "grid": self.grid,
+                "seed": self.seed,
+                "density": self.density,
+                "pairs": self.antithetic,
+            }
+        )
 
-    def importance(self) -> np.ndarray:
-        """1 / inclusion probability of a draw, per stratum."""
-        return np.ones(self.n_strata) if self.grid else np.diff(self.edges).astype(np.float64)
+    @cached_property
+    def _inside(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(cumulative probability, probability) of the timesteps inside each stratum."""
+        pairs = []
+        for low, high in zip(self.edges, self.edges[1:], strict=False):
+            p = np.array(self.density[low - 1 : high - 1]) if self.density else np.ones(high - low)
+            p = p / p.sum()
+            pairs.append((np.cumsum(p), p))
+        return pairs
+
+    def counts(self, t: np.ndarray) -> np.ndarray:
+        """What a draw at t counts for: 1 / (probability of drawing t in its stratum)."""
+        if self.grid:
+            return np.ones(t.shape)
+        table = np.zeros(self.edges[-1])
+        table[self.edges[0] :] = np.concatenate([1 / p for _, p in self._inside])
+        return table[t]
 
     def draw(self, noise: KeyedNoise, query: str, round_: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """(t int64 [S], eps float32 [S, C, H, W]) of one query in one round: functions of their keys alone."""
@@ -52,27 +107,48 @@ class Plan:
         for i in range(self.n_strata):
             g = noise.at(self.seed, "score", query, round_, i)
             u = g.random()
-            t[i] = self.grid[i] if self.grid else self.edges[i] + int(u * (self.edges[i + 1] - self.edges[i]))
+            if self.grid:
+                t[i] = self.grid[i]
+            else:
+                cumulative, p = self._inside[i]
+                t[i] = self.edges[i] + min(int(np.searchsorted(cumulative, u, side="right")), len(p) - 1)
             g.standard_normal(dtype=np.float32, out=eps[i])
         return t, eps
 
 
-def stratified(schedule: Schedule, n: int, seed: int) -> Plan:
-    """Strata of equal mass of a fixed density: half the KL weight w_t, half uniform in t.
-
-    The weights vary 150-fold, so equal widths waste draws; the weight alone would starve high noise, where
-    differences between models are large.
-    """
-    t_max = schedule.t_max
+def _equal_mass(density: np.ndarray, n: int) -> tuple[int, ...]:
+    """Edges of n strata of 1..len(density), of about equal mass and at least one timestep each."""
+    t_max = len(density)
     if not 1 <= n <= t_max:
         raise GudaError(f"scoring.strata = {n}: needs 1..{t_max} (t_max of this schedule)")
-    w = schedule.weights[1 : t_max + 1]
-    mass = np.cumsum(0.5 * w / w.sum() + 0.5 / t_max)
-    cuts = 1 + np.searchsorted(mass, np.arange(1, n) / n)
-    # at least one timestep per stratum, from both ends
-    cuts = np.maximum.accumulate(np.maximum(cuts, np.arange(2, n + 1)) - np.arange(n - 1)) + np.arange(n - 1)
-    cuts = np.minimum(cuts, t_max + 1 - np.arange(n - 1, 0, -1))
-    return Plan((1, *(int(c) for c in cuts), t_max + 1), seed)
+    mass = np.cumsum(density)
+    cuts = 1 + np.searchsorted(mass, np.arange(1, n) / n * mass[-1])
+    step = np.arange(n - 1)
+    cuts = np.maximum.accumulate(np.maximum(cuts, step + 2) - step) + step
+    cuts = np.minimum(cuts, t_max + 1 - step[::-1] - 1)
+    return (1, *(int(c) for c in cuts), t_max + 1)
+
+
+def uniform(schedule: Schedule, n: int, seed: int, antithetic: bool = False) -> Plan:
+    return Plan(_equal_mass(np.ones(schedule.t_max), n), seed, antithetic=antithetic)
+
+
+def prior_density(schedule: Schedule) -> np.ndarray:
+    """What is known of t = 1..t_max before looking, sums to one: half KL weight, half uniform. The weights vary
+    150-fold, so equal widths waste draws; the weight alone would starve high noise, where models differ much."""
+    w = schedule.weights[1 : schedule.t_max + 1]
+    return 0.5 * w / w.sum() + 0.5 / len(w)
+
+
+def stratified(schedule: Schedule, n: int, seed: int, antithetic: bool = False) -> Plan:
+    return Plan(_equal_mass(prior_density(schedule), n), seed, antithetic=antithetic)
+
+
+def importance(schedule: Schedule, density: np.ndarray, n: int, seed: int, antithetic: bool = True) -> Plan:
+    """`density`: p(t) for t = 1..t_max, from a pilot."""
+    if len(density) != schedule.t_max:
+        raise GudaError(f"the pilot covers t = 1..{len(density)}, this schedule 1..{schedule.t_max}; make a new pilot")
+    return Plan(_equal_mass(density, n), seed, density=tuple(float(p) for p in density), antithetic=antithetic)
 
 
 def paper_grid(schedule: Schedule, stride: int, seed: int) -> Plan:
@@ -83,7 +159,15 @@ def paper_grid(schedule: Schedule, stride: int, seed: int) -> Plan:
     return Plan((), seed, grid)
 
 
-def make_plan(schedule: Schedule, config: ScoringConfig) -> Plan:
+def make_plan(schedule: Schedule, config: ScoringConfig, density: np.ndarray | None = None) -> Plan:
+    """The plan a recipe asks for; `density` is needed by `importance` and by nothing else."""
     if config.estimand == "paper":
         return paper_grid(schedule, config.stride, config.seed)
-    return stratified(schedule, config.strata, config.seed)
+    if config.plan == "importance":
+        if density is None:
+            raise GudaError(
+                "the importance plan needs a pilot; in a run `guda score` makes it, in Python give pilot=..."
+            )
+        return importance(schedule, density, config.strata, config.seed, config.antithetic)
+    maker = {"uniform": uniform, "stratified": stratified}[config.plan]
+    return maker(schedule, config.strata, config.seed, config.antithetic)

@@ -8,9 +8,10 @@ round a group leaves when the first places are settled without it. Rules:
     budget=500  never more than 500 network evaluations per query: half of the groups leave after each round
 
 Confidence under repeated looks: look r = 2, 3, ... spends alpha/(r (r-1)) of alpha = 1 - confidence (these sum to
-alpha), and within a look Bonferroni over the N - 1 comparisons with the Student-t intervals of SPEC section 2. By the
-union bound, all statements of all looks hold together with the stated confidence as far as each interval does. A group
-that left keeps the interval of the look at which it left.
+alpha), and within a look Bonferroni over the K (N - K) comparisons of the first K with the rest, with Student-t
+intervals whose degrees of freedom are Welch and Satterthwaite's. By the union bound, all statements of all looks hold
+together with the stated confidence as far as each interval does. A group that left keeps the interval of the look at
+which it left.
 
 Decisions are a pure function of the terms published so far: the same after a kill, and on any engine.
 """
@@ -36,7 +37,12 @@ class StopRule:
     def parse(cls, text: str) -> StopRule:
         """`top1@0.95`, `top3@0.9`, `budget=500`, or both: `top1@0.95,budget=500`."""
         top, confidence, budget = 1, None, None
-        for part in text.split(","):
+        parts = text.split(",")
+        if len({part.strip()[:3] for part in parts}) != len(parts):
+            raise GudaError(
+                f"stop rule {text!r}: the same kind of rule twice; give one topK@CONFIDENCE and one budget=N"
+            )
+        for part in parts:
             if match := re.fullmatch(r"top(\d+)@(0?\.\d+)", part.strip()):
                 top, confidence = int(match[1]), float(match[2])
             elif match := re.fullmatch(r"budget=(\d+)", part.strip()):
@@ -62,10 +68,22 @@ def look_alpha(alpha: float, look: int) -> float:
     return alpha / (look * (look - 1)) if look >= 2 else 0.0
 
 
-def anytime_reach(alpha: float, look: int, strata: int, comparisons: int) -> float:
-    """Half-width, in standard errors, of an interval that holds at every look."""
+def effective_df(variances: np.ndarray, rounds: int) -> np.ndarray:
+    """Welch and Satterthwaite's degrees of freedom of a sum over strata, from the variances [..., S] of their means.
+
+    S (R - 1) would be right for strata of equal variance; where one dominates, its own few degrees count, and a claim
+    of confidence must not rest on the rest."""
+    strata = variances.shape[-1]
+    spread = (variances**2).sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = (rounds - 1) * variances.sum(axis=-1) ** 2 / spread
+    return np.where(spread > 0, np.clip(found, 1, strata * (rounds - 1)), strata * (rounds - 1))
+
+
+def anytime_reach(alpha: float, look: int, df: np.ndarray | float, comparisons: int) -> np.ndarray:
+    """Half-width, in standard errors, of intervals that hold at every look."""
     spend = look_alpha(alpha, look)
-    return np.inf if spend == 0 else float(stats.t.ppf(1 - spend / 2 / comparisons, strata * (look - 1)))
+    return np.full(np.shape(df), np.inf) if spend == 0 else np.asarray(stats.t.ppf(1 - spend / 2 / comparisons, df))
 
 
 def survivors(contributions: np.ndarray, active: np.ndarray, rule: StopRule) -> np.ndarray:
@@ -74,7 +92,7 @@ def survivors(contributions: np.ndarray, active: np.ndarray, rule: StopRule) -> 
     `contributions` [R, G, S]: nats of the R rounds so far; rows of groups that left hold NaN after they left.
     `active` [G]: the groups evaluated in the last round. All False: the query is settled.
     """
-    rounds, groups, strata = contributions.shape
+    rounds, groups, _ = contributions.shape
     now = np.flatnonzero(active)
     d = contributions[:, now]  # every active group has all rounds
     score = d.mean(axis=0).sum(axis=-1)
@@ -82,8 +100,7 @@ def survivors(contributions: np.ndarray, active: np.ndarray, rule: StopRule) -> 
     if rule.confidence is None:
         return _halve(order, groups, rule.top)
     keep = np.zeros(groups, bool)
-    reach = anytime_reach(1 - rule.confidence, rounds, strata, groups - 1)
-    if not np.isfinite(reach):
+    if rounds < 2:
         return active.copy()
     # leader set L = current first `top`; everything clearly below all of L leaves, and when all have left, stop
     leaders = order[: rule.top]
@@ -93,8 +110,11 @@ def survivors(contributions: np.ndarray, active: np.ndarray, rule: StopRule) -> 
     for k in others:
         gaps = d[:, [position[int(g)] for g in leaders]] - d[:, [position[int(k)]]]
         gap = gaps.mean(axis=0).sum(axis=-1)
-        error = np.sqrt((gaps.var(axis=0, ddof=1) / rounds).sum(axis=-1))
-        if not bool((gap > reach * error).all()):
+        variances = gaps.var(axis=0, ddof=1) / rounds
+        reach = anytime_reach(
+            1 - rule.confidence, rounds, effective_df(variances, rounds), rule.top * (groups - rule.top)
+        )
+        if not bool((gap > reach * np.sqrt(variances.sum(axis=-1))).all()):
             challengers.append(int(k))
     if challengers:
         keep[leaders] = True
@@ -153,12 +173,13 @@ class Race:
         d = np.stack(self.rounds)
         seen = np.isfinite(d[..., 0]).sum(axis=0)  # [Q, G] rounds
         score = np.nanmean(d, axis=0).sum(axis=-1)
-        strata = d.shape[-1]
-        squares = np.nansum((d - np.nanmean(d, axis=0)) ** 2, axis=0).sum(axis=-1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            stderr = np.where(seen > 1, np.sqrt(squares / (seen * (seen - 1))), np.inf)
-        reach = np.array([anytime_reach(1 - level, int(r), strata, 1) for r in range(d.shape[0] + 1)])[seen]
-        width = np.where(seen > 1, reach * np.where(seen > 1, stderr, 0.0), np.inf)
+        squares = np.nansum((d - np.nanmean(d, axis=0)) ** 2, axis=0)
+        stderr, width = np.full(score.shape, np.inf), np.full(score.shape, np.inf)
+        for look in range(2, len(d) + 1):
+            here = seen == look
+            variances = squares[here] / (look * (look - 1))
+            stderr[here] = np.sqrt(variances.sum(axis=-1))
+            width[here] = anytime_reach(1 - level, look, effective_df(variances, look), 1) * stderr[here]
         # groups that stayed longest come first: one that left was beaten when it left
         return RaceResult(score, stderr, score - width, score + width, seen, self.evals.copy(), self.settled.copy())
 

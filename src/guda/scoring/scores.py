@@ -6,7 +6,6 @@ have nulls for stderr, lo and hi.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,10 +59,14 @@ class Scores:
     queries: tuple[str, ...]
     groups: tuple[str, ...]
     score: np.ndarray  # float64 [Q, G]
-    n_evals: int  # network evaluations behind each (query, group) score
-    stderr: np.ndarray | None = None
+    n_evals: np.ndarray | int  # network evaluations behind each (query, group) score
+    stderr: np.ndarray | None = None  # this and the following: None, or NaN in cells without an error model
     lo: np.ndarray | None = None
     hi: np.ndarray | None = None
+    rank_lo: np.ndarray | None = None  # best and worst rank that the error allows
+    rank_hi: np.ndarray | None = None
+    p_first: np.ndarray | None = None  # probability of being first, given the error
+    ranks: np.ndarray | None = None  # where the ranking is not simply by score (races)
 
     def __post_init__(self) -> None:
         if self.score.shape != (len(self.queries), len(self.groups)):
@@ -75,6 +78,8 @@ class Scores:
     @property
     def rank(self) -> np.ndarray:
         """1 = the group that mattered most; ties by group order."""
+        if self.ranks is not None:
+            return self.ranks
         order = np.argsort(-self.score, axis=1, kind="stable")
         return np.argsort(order, axis=1, kind="stable") + 1
 
@@ -85,13 +90,18 @@ class Scores:
         rank = self.rank[q]
 
         def value(array: np.ndarray | None, g: int) -> float | None:
-            return None if array is None else float(array[q, g])
+            return None if array is None or np.isnan(array[q, g]) else float(array[q, g])
 
         items = [
             GroupScore(name, float(self.score[q, g]), value(self.lo, g), value(self.hi, g), int(rank[g]), self.unit)
             for g, name in enumerate(self.groups)
         ]
         return QueryScores(query, tuple(sorted(items, key=lambda i: i.rank)))
+
+    def evals_per_query(self) -> np.ndarray:
+        """Network evaluations [Q]: half of a score's are its counterfactual's, half those of the shared full model."""
+        each = np.broadcast_to(self.n_evals, self.score.shape) / 2
+        return each.sum(axis=1) + each.max(axis=1)
 
     def to_table(self) -> pa.Table:
         import pyarrow as pa
@@ -100,7 +110,11 @@ class Scores:
         n = n_queries * n_groups
 
         def column(array: np.ndarray | None) -> pa.Array:
-            return pa.nulls(n, pa.float64()) if array is None else pa.array(array.reshape(-1), pa.float64())
+            return (
+                pa.nulls(n, pa.float64())
+                if array is None
+                else pa.array(array.reshape(-1), pa.float64(), from_pandas=True)
+            )
 
         columns = {
             "query": pa.array(np.repeat(self.queries, n_groups)),
@@ -111,7 +125,10 @@ class Scores:
             "lo": column(self.lo),
             "hi": column(self.hi),
             "rank": pa.array(self.rank.reshape(-1), pa.int32()),
-            "n_evals": pa.array([self.n_evals] * n, pa.int64()),
+            "rank_lo": column(self.rank_lo).cast(pa.int32()),
+            "rank_hi": column(self.rank_hi).cast(pa.int32()),
+            "p_first": column(self.p_first),
+            "n_evals": pa.array(np.broadcast_to(self.n_evals, self.score.shape).reshape(-1), pa.int64()),
             "method": pa.array([self.method] * n),
         }
         return pa.table(columns).replace_schema_metadata({"estimand": self.estimand, "sign": SIGN, "level": "0.95"})
@@ -135,17 +152,16 @@ class Scores:
         shape = (len(queries), len(groups))
 
         def array(name: str) -> np.ndarray | None:
-            values = columns[name]
-            return None if values[0] is None else np.asarray(values, np.float64).reshape(shape)
+            values = columns.get(name) or [None]
+            if all(v is None for v in values):
+                return None
+            return np.array([np.nan if v is None else v for v in values], np.float64).reshape(shape)
 
-        score = array("score")
+        score, ranks = array("score"), array("rank")
         assert score is not None
+        assert ranks is not None
         return cls(
             columns["method"][0], columns["unit"][0], (table.schema.metadata or {}).get(b"estimand", b"").decode(),
-            queries, groups, score, int(columns["n_evals"][0]), array("stderr"), array("lo"), array("hi"),
+            queries, groups, score, np.array(columns["n_evals"]).reshape(shape), array("stderr"), array("lo"),
+            array("hi"), array("rank_lo"), array("rank_hi"), array("p_first"), ranks.astype(np.int64),
         )  # fmt: skip
-
-
-def mean_of(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean over retrainings at the level of draws, so that the error of the mean comes out paired too."""
-    return np.mean(np.stack(parts), axis=0)

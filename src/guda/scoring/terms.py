@@ -2,6 +2,9 @@
 
 Adding a group evaluates one model, adding queries one shard, adding precision one round: only parts that are missing
 are computed. A part's header names the weights it was computed with, so a stale base cannot go unnoticed.
+
+Work order: a task is one shard. Noise and x_t are made once per round and shared by all models; each model's weights
+are swapped in place once (counterfactuals/swap.py) and see all (query, t, draw) packed into full blocks.
 """
 
 from __future__ import annotations
@@ -9,22 +12,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
 from guda.counterfactuals.bank import Counterfactual
+from guda.counterfactuals.swap import Workbench
 from guda.data.queries import Queries
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import load_model, model_digest
+from guda.diffusion.models import load_model, model_digest, model_files, run_schedule
 from guda.engine.tasks import Task
 from guda.errors import Mismatch
 from guda.runs import progress
-from guda.runs.recipe import ScoringConfig
 from guda.runs.run import Run
 from guda.runs.store import digest, digest_file, read_table, write_table
+from guda.scoring.bands import Bands
 from guda.scoring.elbo import kl, make_draws, squared_errors
-from guda.scoring.plan import Plan, make_plan
+from guda.scoring.pilot import run_plan
+from guda.scoring.probe import run_settings
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,21 @@ class ModelRef:
         base = model_digest(run, self.base)
         return base if self.counterfactual is None else digest([base, _file_digest(run, self.counterfactual)])
 
-    def load(self, run: Run) -> Denoiser:
-        base = load_model(run, self.base)
-        return base if self.counterfactual is None else Counterfactual.load(run.path(self.counterfactual)).apply(base)
-
     def needs(self, run: Run) -> tuple[str, ...]:
-        from guda.diffusion.models import model_files
-
         return model_files(run, self.base) + ((self.counterfactual,) if self.counterfactual else ())
+
+
+class Bench:
+    """Working copies for a task: one per base model, its counterfactuals swapped in."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self._benches = run, dict[str, Workbench]()
+
+    def use(self, ref: ModelRef):  # type: ignore[no-untyped-def]
+        if ref.base not in self._benches:
+            self._benches[ref.base] = Workbench(load_model(self.run, ref.base), model_digest(self.run, ref.base))
+        changed = None if ref.counterfactual is None else Counterfactual.load(self.run.path(ref.counterfactual))
+        return self._benches[ref.base].use(changed)
 
 
 def _file_digest(run: Run, relative: str) -> str:
@@ -61,13 +72,18 @@ def _file_digest(run: Run, relative: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _cached_digest(path: str, mtime: int, size: int) -> str:
-    from pathlib import Path
-
     return digest_file(Path(path))
 
 
-def part_path(plan: Plan, config: ScoringConfig, shard: str, model: ModelRef, round_: int) -> str:
-    return f"terms/{plan.key}-b{config.block}/{shard}/{model.key}/r{round_:03d}.parquet"
+def terms_folder(run: Run, race: str | None = None) -> str:
+    """Everything that decides the last bits: plan, block, precision; raced terms are packed by their own history,
+    which `race` names."""
+    name = f"{run_plan(run).key}-{run_settings(run).key}"
+    return f"terms/{name}" if race is None else f"terms/{name}-race-{race}"
+
+
+def part_path(folder: str, shard: str, model: ModelRef, round_: int) -> str:
+    return f"{folder}/{shard}/{model.key}/r{round_:03d}.parquet"
 
 
 def shard_names(queries: Queries, size: int) -> list[str]:
@@ -87,92 +103,120 @@ def load_queries(run: Run, name: str) -> Queries:
 
 
 def score_tasks(run: Run, queries: Queries, models: Sequence[ModelRef], stage: str) -> list[Task]:
-    """One task per shard and batch of models; together they make every missing part."""
-    config = run.recipe.scoring
-    plan = make_plan(load_schedule(run), config)
+    """One task per shard; together they make every missing part."""
+    config, plan, folder = run.recipe.scoring, run_plan(run), terms_folder(run)
     tasks = []
     for number, shard in enumerate(shard_names(queries, config.shard)):
         size = min(config.shard, queries.n - number * config.shard)
-        missing = [
-            m for m in models
-            if not all(run.has(part_path(plan, config, shard, m, r)) for r in range(config.rounds))
-        ]  # fmt: skip
-        if not missing:
-            continue
-        tasks.append(
-            Task(
-                name=f"score {queries.name}/{number} by {len(missing)} models for {stage}",
-                stage=f"score/{queries.name}/{stage}",
-                fn="guda.scoring.terms:score_shard",
-                args={
-                    "queries": queries.name,
-                    "shard": number,
-                    "models": [[m.base, m.counterfactual] for m in missing],
-                },
-                makes=tuple(part_path(plan, config, shard, m, r) for m in missing for r in range(config.rounds)),
-                needs=tuple(sorted({p for m in missing for p in m.needs(run)})),
-                cost=float(len(missing) * size * plan.n_strata * config.rounds),
+        wanted = {m: [part_path(folder, shard, m, r) for r in range(config.rounds)] for m in models}
+        missing = [m for m, parts in wanted.items() if not all(map(run.has, parts))]
+        if missing:
+            tasks.append(
+                Task(
+                    name=f"score {queries.name}/{number} by {len(missing)} models for {stage}",
+                    stage=f"score/{queries.name}/{stage}/{folder.removeprefix('terms/')}",
+                    fn="guda.scoring.terms:score_shard",
+                    args={
+                        "queries": queries.name,
+                        "shard": number,
+                        "models": [[m.base, m.counterfactual] for m in missing],
+                    },
+                    makes=tuple(part for m in missing for part in wanted[m]),
+                    needs=tuple(sorted({p for m in missing for p in m.needs(run)})),
+                    cost=float(len(missing) * size * plan.evals_per_round * config.rounds),
+                )
             )
-        )
     return tasks
 
 
-def load_schedule(run: Run) -> Any:
-    from guda.diffusion.models import run_schedule
-
-    return run_schedule(run)
-
-
 def score_shard(run: Run, queries: str, shard: int, models: list[list[str | None]]) -> None:
-    """Noise and x_t are made once per round and shared by all models; each model's weights are loaded once."""
-    import pyarrow as pa
-
     config = run.recipe.scoring
     part = load_queries(run, queries).shards(config.shard)[shard]
     refs = [ModelRef(str(base), counterfactual) for base, counterfactual in models]
-    schedule_owner = load_model(run, refs[0].base)
-    part.check_shape(schedule_owner.shape)
-    plan = make_plan(schedule_owner.schedule, config)
-    x0, cond = schedule_owner.encode(part.images), schedule_owner.condition(part.prompts)
-    name = part.digest[:16]
-    draws = [make_draws(schedule_owner, x0, part.ids, plan, r) for r in range(config.rounds)]
-    for number, ref in enumerate(refs):
-        progress.tick(number, len(refs))
-        todo = [r for r in range(config.rounds) if not run.has(part_path(plan, config, name, ref, r))]
-        if not todo:
-            continue
-        denoiser = ref.load(run)
-        for r in todo:
-            errors = squared_errors(denoiser, draws[r], config.block, cond)
-            n_queries, n_strata = errors.shape
-            table = pa.table(
-                {
-                    "query": pa.array(np.repeat(part.ids, n_strata)).dictionary_encode(),
-                    "round": pa.array(np.full(errors.size, r, np.int32)),
-                    "stratum": pa.array(np.tile(np.arange(n_strata, dtype=np.int32), n_queries)),
-                    "t": pa.array(draws[r].t.reshape(-1).astype(np.int32)),
-                    "error": pa.array(errors.reshape(-1)),
-                }
-            ).replace_schema_metadata({"model": ref.identity(run), "estimand": plan.estimand, "plan": plan.key})
-            write_table(run.path(part_path(plan, config, name, ref, r)), table)
-
-
-def read_kl(run: Run, queries: Queries, model: ModelRef) -> np.ndarray:
-    """Contributions to sum_t KL_t in nats, [rounds, Q, strata], of a fully scored model."""
-    config = run.recipe.scoring
-    schedule = load_schedule(run)
-    plan = make_plan(schedule, config)
-    identity = model.identity(run)
-    rounds = []
+    folder, name = terms_folder(run), part.digest[:16]
+    everyone = np.arange(part.n)
     for r in range(config.rounds):
-        pieces = []
-        for name in shard_names(queries, config.shard):
-            path = run.path(part_path(plan, config, name, model, r))
-            table = read_table(path)
-            found = (table.schema.metadata or {}).get(b"model", b"").decode()
-            if found != identity:
-                raise Mismatch(f"{path} was computed with other weights", found, identity, "delete it and score again")
-            t, error = table["t"].to_numpy(), table["error"].to_numpy()
-            pieces.append(kl(plan, schedule.weights, t.reshape(-1, plan.n_strata), error.reshape(-1, plan.n_strata)))
-        rounds.append(np.concatenate(pieces))
-    return np.stack(rounds)
+        todo = [ref for ref in refs if not run.has(part_path(folder, name, ref, r))]
+        evaluate_round(run, part, dict.fromkeys(todo, everyone), folder, r, (r, config.rounds))
+
+
+def evaluate_round(
+    run: Run,
+    part: Queries,
+    wanted: dict[ModelRef, np.ndarray],
+    folder: str,
+    round_: int,
+    place: tuple[int, int] = (0, 1),
+) -> None:
+    """One round of one shard: for each model the queries (positions) that still want it."""
+    import pyarrow as pa
+
+    if not wanted:
+        return
+    plan, settings = run_plan(run), run_settings(run)
+    first = load_model(run, next(iter(wanted)).base)
+    part.check_shape(first.shape)
+    x0, cond = first.encode(part.images), first.condition(part.prompts)
+    draws = make_draws(first, x0, part.ids, plan, round_)
+    bench, name = Bench(run), part.digest[:16]
+    for number, (ref, queries) in enumerate(wanted.items()):
+        progress.tick(place[0] * len(wanted) + number, place[1] * len(wanted))
+        some = draws if len(queries) == part.n else draws.of(queries)
+        told = cond if cond is None or len(queries) == part.n else cond[_index(queries)]
+        with settings.active():
+            errors = squared_errors(settings.prepare(bench.use(ref)), some, settings.block, told)
+        ids = np.array(part.ids)[queries]
+        table = pa.table(
+            {
+                "query": pa.array(np.repeat(ids, plan.n_strata)).dictionary_encode(),
+                "round": pa.array(np.full(errors.size, round_, np.int32)),
+                "stratum": pa.array(np.tile(np.arange(plan.n_strata, dtype=np.int32), len(ids))),
+                "t": pa.array(some.t.reshape(-1).astype(np.int32)),
+                "error": pa.array(errors.reshape(-1)),
+            }
+        ).replace_schema_metadata({"model": ref.identity(run), "estimand": plan.estimand, "plan": plan.key})
+        write_table(run.path(part_path(folder, name, ref, round_)), table)
+
+
+def _index(positions: np.ndarray):  # type: ignore[no-untyped-def]
+    import torch
+
+    return torch.from_numpy(positions)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Contributions of one model to sum_t KL_t in nats, and their timesteps; [rounds, Q, strata]."""
+
+    kl: np.ndarray
+    t: np.ndarray
+
+
+def read_part(run: Run, path: str, model: ModelRef) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """(t, errors, query ids) of one part, [q, strata]; refused if it was computed with other weights."""
+    strata = run_plan(run).n_strata
+    table = read_table(run.path(path))
+    found, identity = (table.schema.metadata or {}).get(b"model", b"").decode(), model.identity(run)
+    if found != identity:
+        raise Mismatch(
+            f"{run.path(path)} was computed with other weights", found, identity, "delete it and score again"
+        )
+    ids = table["query"].to_pylist()[::strata]
+    return table["t"].to_numpy().reshape(-1, strata), table["error"].to_numpy().reshape(-1, strata), ids
+
+
+def read_terms(run: Run, queries: Queries, model: ModelRef, bands: Bands | None = None) -> Terms:
+    """All rounds of a fully scored model; `bands` other than None weigh the timesteps."""
+    config, plan, folder = run.recipe.scoring, run_plan(run), terms_folder(run)
+    weights = band_weights(run, bands)
+    kls, ts = [], []
+    for r in range(config.rounds):
+        parts = [read_part(run, part_path(folder, s, model, r), model) for s in shard_names(queries, config.shard)]
+        ts.append(np.concatenate([p[0] for p in parts]))
+        kls.append(kl(plan, weights, ts[-1], np.concatenate([p[1] for p in parts])))
+    return Terms(np.stack(kls), np.stack(ts))
+
+
+def band_weights(run: Run, bands: Bands | None) -> np.ndarray:
+    schedule = run_schedule(run)
+    return schedule.weights if bands is None else schedule.weights * bands.factors(schedule.T)

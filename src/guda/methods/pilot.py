@@ -1,0 +1,43 @@
+"""The pilot of a run as a task: measured on the first fitted method's counterfactuals, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from guda.counterfactuals.bank import Counterfactual
+from guda.diffusion.models import load_model
+from guda.engine.tasks import Task
+from guda.methods.base import Method, get_method
+from guda.methods.elbo import ElboMethod
+from guda.runs.run import Run
+from guda.scoring.pilot import FILE, IMAGES, MODELS, POINTS, needs_pilot, write_pilot
+from guda.scoring.probe import run_settings
+
+
+def pilot_tasks(run: Run, methods: Sequence[Method]) -> list[Task]:
+    """Nothing where the plan needs no pilot, or the run has one."""
+    elbo = [m for m in methods if isinstance(m, ElboMethod)]
+    if not elbo or not needs_pilot(run):
+        return []
+    chosen = min(elbo, key=lambda m: len(m.sets()))  # an unlearned method before an oracle of several seeds
+    models = 1 + min(MODELS, len(chosen.groups))
+    return [
+        Task(
+            name=f"pilot on {chosen.method_id}", stage="pilot", fn="guda.methods.pilot:make_pilot",
+            args={"method": chosen.method_id}, makes=(FILE,),
+            needs=tuple(sorted({p for m in chosen.sets()[0][1].values() for p in m.needs(run)})),
+            cost=float(2 * POINTS * IMAGES * models),
+        )
+    ]  # fmt: skip
+
+
+def make_pilot(run: Run, method: str) -> None:
+    found = get_method(run, method)
+    assert isinstance(found, ElboMethod)
+    full, groups = found.sets()[0]
+    refs = list(groups.values())[:MODELS]
+    base = load_model(run, full.base)
+    others = [Counterfactual.load(run.path(str(r.counterfactual))).apply(base) for r in refs]
+    settings = run_settings(run)
+    with settings.active():
+        write_pilot(run, base, others, [r.key for r in refs], settings.block)

@@ -1,0 +1,150 @@
+"""Races in a run: rounds of independent tasks, decided by what the rounds before have published.
+
+A raced round packs only the queries that still want a model, so its terms live in a folder of their own, named after
+the stop rule. Starting again replays the decisions from the parts on disk and computes what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from guda.data.queries import Queries
+from guda.engine.tasks import Task
+from guda.errors import GudaError
+from guda.methods.base import Method
+from guda.methods.elbo import ElboMethod, Set
+from guda.methods.logo import Logo
+from guda.runs.run import Run
+from guda.runs.store import digest
+from guda.scoring.elbo import kl
+from guda.scoring.pilot import run_plan
+from guda.scoring.race import Race, RaceResult, StopRule
+from guda.scoring.scores import Scores
+from guda.scoring.terms import (
+    ModelRef,
+    band_weights,
+    evaluate_round,
+    load_queries,
+    part_path,
+    read_part,
+    shard_names,
+    terms_folder,
+)
+
+MAX_ROUNDS = 64
+
+
+def race(
+    method: ElboMethod, queries: Queries, rule: StopRule, work: Callable[[list[Task], str], object]
+) -> tuple[Scores, RaceResult]:
+    """Run (or replay) a race to its end; `work(tasks, title)` carries out a round."""
+    check_race(method)
+    sets = method.sets()
+    run, plan = method.run, run_plan(method.run)
+    if plan.grid:
+        raise GudaError("the paper's fixed grid cannot be raced; use scoring.estimand: elbo")
+    state = Race(queries.n, len(method.groups), plan.evals_per_round, rule, MAX_ROUNDS)
+    while (wanted := state.wanted()).any():
+        number = len(state.rounds)
+        work(_tasks(method, queries, rule, wanted, number, sets[0]), f"race {queries.name}, round {number + 1}")
+        state.publish(_contributions(run, queries, rule, wanted, number, sets[0]))
+    found = state.result()
+    return _scores(method, queries, rule, found), found
+
+
+def check_race(method: Method) -> None:
+    """Whether a method can be raced at all."""
+    if not isinstance(method, ElboMethod):
+        raise GudaError(f"{method.method_id} needs no evaluations and cannot be raced; leave it out with --method")
+    if isinstance(method, Logo) or len(method.sets()) != 1:
+        raise GudaError(f"{method.method_id} is an oracle, scored in full: leave it out with --method, or leave --stop")
+
+
+def _folder(run: Run, rule: StopRule, models: Set) -> str:
+    """Of one rule and these models: even the full model's parts hold only the queries that this race still wanted."""
+    return terms_folder(run, digest([rule.name, *(m.key for m in (models[0], *models[1].values()))]))
+
+
+def _models(full_and_groups: Set, wanted: np.ndarray) -> dict[ModelRef, np.ndarray]:
+    """Model -> positions of the queries that want it; `wanted` [q, G]."""
+    full, groups = full_and_groups
+    found = {full: np.flatnonzero(wanted.any(axis=1))}
+    found |= {ref: np.flatnonzero(wanted[:, k]) for k, ref in enumerate(groups.values())}
+    return {ref: positions for ref, positions in found.items() if len(positions)}
+
+
+def _tasks(
+    method: ElboMethod, queries: Queries, rule: StopRule, wanted: np.ndarray, number: int, models: Set
+) -> list[Task]:
+    run = method.run
+    size, folder, plan = run.recipe.scoring.shard, _folder(run, rule, models), run_plan(run)
+    tasks = []
+    for i, shard in enumerate(shard_names(queries, size)):
+        here = _models(models, wanted[i * size : (i + 1) * size])
+        if not here:
+            continue
+        tasks.append(
+            Task(
+                name=f"race {queries.name}/{i} round {number} by {method.method_id} {rule.name}",
+                stage=f"score/{queries.name}/{method.method_id}-race",
+                fn="guda.methods.raced:race_shard",
+                args={"queries": queries.name, "shard": i, "round": number, "folder": folder,
+                      "models": [[m.base, m.counterfactual, p.tolist()] for m, p in here.items()]},
+                makes=tuple(part_path(folder, shard, m, number) for m in here),
+                needs=tuple(sorted({p for m in here for p in m.needs(run)})),
+                cost=float(sum(map(len, here.values())) * plan.evals_per_round),
+            )
+        )  # fmt: skip
+    return tasks
+
+
+def race_shard(run: Run, queries: str, shard: int, round: int, folder: str, models: list[Any]) -> None:
+    part = load_queries(run, queries).shards(run.recipe.scoring.shard)[shard]
+    wanted = {ModelRef(base, counterfactual): np.array(positions) for base, counterfactual, positions in models}
+    evaluate_round(run, part, wanted, folder, round)
+
+
+def _contributions(
+    run: Run, queries: Queries, rule: StopRule, wanted: np.ndarray, number: int, models: Set
+) -> np.ndarray:
+    """Paired nats [Q, G, S] of one round, NaN where nothing was evaluated."""
+    size, folder, plan = run.recipe.scoring.shard, _folder(run, rule, models), run_plan(run)
+    weights = band_weights(run, None)
+    full, groups = models
+    out = np.full((*wanted.shape, plan.n_strata), np.nan)
+    for i, shard in enumerate(shard_names(queries, size)):
+        here = _models(models, wanted[i * size : (i + 1) * size])
+        if not here:
+            continue
+
+        def nats(ref: ModelRef, shard: str = shard) -> np.ndarray:
+            t, errors, _ = read_part(run, part_path(folder, shard, ref, number), ref)
+            return kl(plan, weights, t, errors)
+
+        base = np.full((min(size, queries.n - i * size), plan.n_strata), np.nan)
+        base[here[full]] = nats(full)
+        for k, ref in enumerate(groups.values()):
+            if ref in here:
+                out[i * size + here[ref], k] = nats(ref) - base[here[ref]]
+    return out
+
+
+def _scores(method: ElboMethod, queries: Queries, rule: StopRule, found: RaceResult) -> Scores:
+    plan = run_plan(method.run)
+    # a group that left early was beaten when it left: it ranks below those that stayed longer
+    order = np.lexsort((-found.score, -found.rounds), axis=1)
+    ranks = np.argsort(order, axis=1, kind="stable") + 1
+    unknown = ~np.isfinite(found.lo)
+    return replace(
+        Scores(
+            method=method.method_id, unit=method.unit, queries=queries.ids, groups=method.groups,
+            estimand=f"{plan.estimand}; raced to {rule.name}, intervals hold at every look",
+            score=found.score, n_evals=2 * found.rounds * plan.evals_per_round,
+        ),
+        stderr=np.where(unknown, np.nan, found.stderr), lo=np.where(unknown, np.nan, found.lo),
+        hi=np.where(unknown, np.nan, found.hi), ranks=ranks,
+    )  # fmt: skip

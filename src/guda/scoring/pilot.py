@@ -1,0 +1,125 @@
+"""The pilot: where along t the models differ, so that evaluations go there.
+
+On a few training images and a grid of timesteps, one antithetic pair each, it measures for some counterfactuals
+    r(t) = w_t sqrt( mean over images and groups of (d_k - mean_k d)^2 ),   d_k = error of counterfactual k - of full,
+the size of what a ranking has to resolve at t. Interpolated (in log r) and mixed with a tenth of the `stratified`
+density, so that no weight 1/p is large where the pilot saw nothing, r is the density of the importance plan. Estimates
+are unbiased whatever the density is; a bad pilot only costs precision. It names the models it was measured on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from guda.data.images import ImageData
+from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.models import load_data, model_digest, run_schedule
+from guda.diffusion.noise import generator
+from guda.diffusion.schedule import Schedule
+from guda.errors import GudaError, Mismatch
+from guda.runs.run import Run
+from guda.runs.store import read_json, write_json
+from guda.scoring.elbo import make_draws, squared_errors
+from guda.scoring.plan import Plan, make_plan, prior_density, stratified
+
+POINTS = 12  # timesteps of the grid
+DEFENSIVE = 0.1  # share of the density that does not come from the pilot
+
+
+def measure(
+    full: Denoiser, counterfactuals: Sequence[Denoiser], images: np.ndarray, seed: int, block: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """(t [P, n], contrasts d_k - mean d in nats [P, n, G], network evaluations): the raw pilot."""
+    if len(counterfactuals) < 2:
+        raise GudaError("a pilot compares counterfactuals and needs at least two")
+    schedule = full.schedule
+    plan = stratified(schedule, min(POINTS, schedule.t_max), seed, antithetic=True)
+    ids = [f"pilot-{i}" for i in range(len(images))]
+    draws = make_draws(full, full.encode(images), ids, plan, 0)
+    base = squared_errors(full, draws, block)
+    d = np.stack([squared_errors(m, draws, block) - base for m in counterfactuals], axis=-1)
+    d = d * schedule.weights[draws.t][..., None]
+    evals = len(images) * plan.evals_per_round * (1 + len(counterfactuals))
+    return draws.t.T, (d - d.mean(axis=-1, keepdims=True)).transpose(1, 0, 2), evals
+
+
+def density(schedule: Schedule, t: np.ndarray, contrasts: np.ndarray) -> np.ndarray:
+    """p(t) for t = 1..t_max, sums to one. Each grid stratum is summarised at its mean timestep."""
+    size = np.sqrt((contrasts**2).mean(axis=(1, 2)))
+    if not np.isfinite(size).all() or not (size > 0).any():
+        raise GudaError("the pilot saw no difference between the counterfactuals; are they fitted?")
+    size = np.maximum(size, size.max() * 1e-9)  # a timestep where nothing differed keeps the defensive share
+    every = np.arange(1, schedule.t_max + 1)
+    found = np.exp(np.interp(every, t.mean(axis=1), np.log(size)))
+    return (1 - DEFENSIVE) * found / found.sum() + DEFENSIVE * prior_density(schedule)
+
+
+# ---- the pilot of a run ------------------------------------------------------------------------------------------
+
+FILE = "pilot.json"
+IMAGES = 6  # training images, spread over the groups
+MODELS = 5  # counterfactuals, at most; more of either changed nothing measurable
+
+
+def pilot_images(data: ImageData, n: int, seed: int) -> np.ndarray:
+    """Positions of n training images, drawn group by group."""
+    rng = generator(seed, "pilot")
+    per_group = [rng.permutation(data.groups.members(k)) for k in range(len(data.groups))]
+    mixed = [int(members[i]) for i in range(max(map(len, per_group))) for members in per_group if i < len(members)]
+    return np.array(mixed[:n])
+
+
+def run_plan(run: Run) -> Plan:
+    """The run's plan; an importance plan needs RUN/pilot.json, measured on this run's model."""
+    config = run.recipe.scoring
+    stamp = run.path(FILE).stat().st_mtime_ns if run.has(FILE) else 0
+    return _run_plan(str(run.root), config.model_dump_json(), stamp, run)
+
+
+def _run_plan(root: str, config: str, stamp: int, run: Run) -> Plan:
+    key = (root, config, stamp)
+    if key not in _PLANS:
+        _PLANS.clear()
+        _PLANS[key] = make_plan(run_schedule(run), run.recipe.scoring, _stored_density(run))
+    return _PLANS[key]
+
+
+_PLANS: dict[tuple[str, str, int], Plan] = {}
+
+
+def needs_pilot(run: Run) -> bool:
+    config = run.recipe.scoring
+    return config.estimand == "elbo" and config.plan == "importance" and not run.has(FILE)
+
+
+def _stored_density(run: Run) -> np.ndarray | None:
+    config = run.recipe.scoring
+    if config.estimand != "elbo" or config.plan != "importance":
+        return None
+    if not run.has(FILE):
+        raise GudaError(f"{run.root} has no pilot yet; `guda score` makes it, or set scoring.plan: stratified")
+    stored = read_json(run.path(FILE))
+    if not isinstance(stored, dict) or not isinstance(stored.get("density"), list):
+        raise GudaError(f"{run.path(FILE)} is damaged; delete it and score again")
+    if stored.get("base") != (base := model_digest(run, "base")):
+        raise Mismatch(
+            f"{run.path(FILE)} was measured on another model", stored.get("base"), base, "delete it, score again"
+        )
+    return np.array(stored["density"])
+
+
+def write_pilot(
+    run: Run, full: Denoiser, counterfactuals: Sequence[Denoiser], names: Sequence[str], block: int
+) -> None:
+    """Measure and keep."""
+    data = load_data(run)
+    chosen = data.images[pilot_images(data, IMAGES, run.recipe.scoring.seed)]
+    t, contrasts, evals = measure(full, counterfactuals, chosen, run.recipe.scoring.seed, block)
+    value = {
+        "base": model_digest(run, "base"), "models": list(names), "images": len(chosen), "evals": evals,
+        "t": t.mean(axis=1).tolist(), "size": np.sqrt((contrasts**2).mean(axis=(1, 2))).tolist(),
+        "density": density(full.schedule, t, contrasts).tolist(),
+    }  # fmt: skip
+    write_json(run.path(FILE), value)

@@ -1,0 +1,106 @@
+"""Every scored method against the oracle, with intervals and ceiling; also band by band."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from guda.data.queries import Queries
+from guda.diffusion.models import need_training, run_schedule
+from guda.diffusion.queries import collect_samples, sample_tasks
+from guda.errors import GudaError
+from guda.evaluation.ceiling import Comparison, compare
+from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
+from guda.methods.base import Method, get_method, known_methods
+from guda.methods.logo import Logo
+from guda.runs.run import Run
+from guda.runs.store import write_json
+from guda.scoring.bands import Bands, default_edges
+from guda.scoring.scores import Scores
+from guda.scoring.terms import load_queries, terms_folder
+from guda.verbs.score import parse_bands, publish, score, scored_methods, up_to_date
+from guda.verbs.work import Engine, fit_tasks
+
+
+def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
+    """Compare on one query set; written to evaluation.json (of the plain estimand) and scores/<set>/."""
+    queries, oracle, methods = _checked(run, name)
+    bands = parse_bands(run, band)
+    scores: dict[str, Scores] = {}
+    for method in [oracle, *methods]:
+        scores |= publish(run, queries, method, bands)
+    found = _compare(run, scores, oracle, methods)
+    costs, figures = {}, {}
+    terms = terms_folder(run).removeprefix("terms/")
+    for method in [*methods, oracle]:
+        m = method.method_id
+        costs[m] = Cost(
+            fit_evals=method.fit_evals(), fit_seconds=run.seconds(f"fit/{m}"),
+            score_evals=method.score_evals(queries), score_seconds=run.seconds(f"score/{name}/{m}/{terms}"),
+        )  # fmt: skip
+        if method is not oracle and method.fit_evals() > 0:
+            figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / method.fit_evals()
+            if steps := getattr(method.config, "steps", None):
+                figures[f"steps_ratio_vs_logo.{m}"] = need_training(run).steps / steps
+    entry = dataset_entry(found, list(oracle.config.seeds), scores[oracle.method_id].estimand, costs, figures)
+    value = entry.model_dump(mode="json")
+    if bands is not None:
+        write_json(run.path("scores", name, bands.slug, "evaluation.json"), value)
+        return entry
+    write_json(run.path("scores", name, "evaluation.json"), value)
+    write_json(run.path("evaluation.json"), value)
+    return entry
+
+
+def evaluate_bands(run: Run, name: str) -> dict[str, dict[str, float]]:
+    """Top-1 in every noise band, against that band's own oracle: {band: {"ceiling": x, method: y, ...}}."""
+    queries, oracle, methods = _checked(run, name)
+    edges = default_edges(run_schedule(run).T)
+    table = {}
+    for low, high in pairwise(edges):
+        bands = Bands(((low, high, 1.0),))
+        scores = oracle.all_scores(queries, bands) | {m.method_id: m.scores(queries, bands) for m in methods}
+        found = _compare(run, scores, oracle, methods)
+        row = {} if found.ceiling is None else {"ceiling": found.ceiling.intervals["top1"].mean}
+        table[f"{low}:{high}"] = row | {m: a.intervals["top1"].mean for m, a in found.methods.items()}
+    return table
+
+
+def _checked(run: Run, name: str) -> tuple[Queries, Logo, list[Method]]:
+    config = run.recipe.evaluation
+    oracle = get_method(run, config.against)
+    if not isinstance(oracle, Logo):
+        raise GudaError(f"evaluation.against = {config.against!r}: only logo is an oracle with retrainings to compare")
+    if config.reference is not None and config.reference not in known_methods():
+        known = ", ".join(known_methods())
+        raise GudaError(f"evaluation.reference = {config.reference!r} is no method; known: {known}")
+    queries = load_queries(run, name)
+    methods = [get_method(run, m) for m in scored_methods(run, name) if m != config.against]
+    for found in [oracle, *methods]:
+        # settings may have been edited since: only terms under the present settings' names count
+        if not up_to_date(run, queries, found):
+            m = found.method_id
+            raise GudaError(
+                f"no {m} scores of {name!r} by the recipe's present settings; run: guda fit {run.root} --method {m}, "
+                f"then guda score {run.root} --queries {name} --method {m}"
+            )
+    return queries, oracle, methods
+
+
+def _compare(run: Run, scores: dict[str, Scores], oracle: Logo, methods: list[Method]) -> Comparison:
+    config = run.recipe.evaluation
+    names = [m.method_id for m in methods]
+    return compare(
+        np.stack([scores[f"logo-s{s}"].score for s in oracle.config.seeds]), {m: scores[m].score for m in names},
+        reference=config.reference if config.reference in names else None, n=config.resamples, seed=config.seed,
+    )  # fmt: skip
+
+
+def pipeline(run: Run, engine: Engine) -> DatasetEntry:
+    """Everything a recipe asks for: train, fit, sample, score, evaluate."""
+    methods = list(run.recipe.methods)
+    engine(run, fit_tasks(run, methods) + sample_tasks(run, run.recipe.queries), "train, fit and sample")
+    name = collect_samples(run, run.recipe.queries)
+    score(run, name, methods, engine)
+    return evaluate(run, name)

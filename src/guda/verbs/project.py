@@ -1,0 +1,168 @@
+"""Making a run, looking at it, and changing what may be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from guda.data.images import ImageData
+from guda.data.sources import known_sources, load_source
+from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.models import build, full_name, load_data, need_training, run_schedule
+from guda.errors import GudaError
+from guda.methods.base import get_method, known_methods
+from guda.runs import progress
+from guda.runs.recipe import Recipe, parse_config
+from guda.runs.run import Run, writable
+from guda.scoring.plan import make_plan, prior_density
+from guda.scoring.terms import load_queries
+from guda.verbs.score import scored_methods
+from guda.verbs.work import base_tasks
+
+
+def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
+    """Make a run folder, or reopen the same one. Checks everything first: on an error nothing is written.
+
+    On an existing run the recipe's editable sections replace the run's, unless `keep_edits`."""
+    root, recipe = Path(root), _absolute(recipe)
+    for name in recipe.methods:
+        if name not in known_methods():
+            raise GudaError(f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(known_methods()))}")
+        parse_config(known_methods()[name].Config, recipe.methods[name], f"methods.{name}")
+    if root.exists() and not root.is_dir():
+        raise GudaError(f"{root} is a file; choose another name for the run folder")
+    if Run.exists(root):
+        Run.open(root).check(recipe)  # the cheap refusal first
+    elif root.exists() and any(p.name not in ("data", "recipe.yaml") and p.name[0] != "." for p in root.iterdir()):
+        raise GudaError(f"{root} exists and is not a run folder; choose another name")
+    writable(root)
+    options = recipe.data.model_dump()
+    data = load_source(options.pop("source"), **options)
+    model = _check_model(recipe, data)
+    schedule = (model or build(recipe.model, data.shape)).schedule
+    lock = {"data_digest": data.digest, "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
+            "model": None if model is None else model.digest(), "schedule": schedule.digest}  # fmt: skip
+    make_plan(schedule, recipe.scoring, prior_density(schedule))
+    if Run.exists(root):
+        run = Run.open(root)
+        run.check_lock(lock)
+        if not keep_edits:
+            run.update(recipe)
+        return run
+    data.save(root / "data")
+    return Run.create(root, recipe, lock)
+
+
+def _absolute(recipe: Recipe) -> Recipe:
+    """Folders by their full path, so that the run works from any directory."""
+    value = recipe.model_dump(mode="json")
+    for section, key in (("data", "source"), ("model", "path"), ("model", "scheduler")):
+        text = value[section][key]
+        if text is not None and text not in known_sources() and Path(text).expanduser().exists():
+            value[section][key] = str(Path(text).expanduser().resolve())
+    return Recipe.from_dict(value, "the recipe")
+
+
+def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
+    if recipe.model.path is None:
+        if recipe.training is None:
+            raise GudaError("no model: give --model FOLDER, or a recipe with a `training` section for `guda train`")
+        _try(build(recipe.model, data.shape), "model.options")
+        return None
+    model = Denoiser.from_pretrained(recipe.model.path, recipe.model.scheduler)
+    if model.shape != data.shape:
+        (c, h, w), (dc, dh, dw) = model.shape, data.shape
+        fix = f"give --size {h}" if (dh, dw) != (h, w) else f"the model wants {c} channel(s), the images have {dc}"
+        raise GudaError(f"the model takes {w}x{h} images of {c} channel(s), the data are {dw}x{dh} of {dc}; {fix}")
+    _try(model, str(recipe.model.path))
+    return model
+
+
+def _try(model: Denoiser, where: str) -> None:
+    """One image through the network: a U-Net cannot halve every size as often as it has levels."""
+    import torch
+
+    if model.conditional:
+        return
+    try:
+        with torch.inference_mode():
+            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long))
+    except RuntimeError as e:
+        size = "x".join(str(n) for n in model.shape[1:])
+        reason = str(e).splitlines()[0]
+        raise GudaError(f"{where}: the network cannot run on {size} images ({reason}); give another --size") from None
+
+
+def status(run: Run) -> dict[str, Any]:
+    """What is done and what is left, as plain JSON."""
+    data = load_data(run)
+    names = [m for m in run.recipe.methods if m != "logo" or run.recipe.training]
+    methods = {}
+    for name in names:
+        tasks = [t for t in get_method(run, name).fit() if t.stage != "train"]
+        methods[name] = {"fitted": sum(t.done(run) for t in tasks), "of": len(tasks)}
+    running = [r for p in sorted(run.path("progress").glob("[!.]*.json")) if (r := progress.read(p)) is not None]
+    base = run.recipe.model.path or full_name(need_training(run).seed)
+    return {
+        "run": str(run.root),
+        "recipe": run.recipe.name,
+        "images": data.n,
+        "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
+        "model": {"name": base, "ready": all(t.done(run) for t in base_tasks(run))},
+        "methods": methods,
+        "queries": {s: {"n": load_queries(run, s).n, "scored": scored_methods(run, s)} for s in run.query_sets()},
+        "running": [f"{r['done']}/{r['total']}" for r in running],
+        "evaluated": run.has("evaluation.json"),
+        "report": str(run.path("report.html")) if run.has("report.html") else None,
+        "versions": run.info["versions"],
+    }
+
+
+def change_settings(run: Run, methods: Sequence[str], settings: Sequence[str]) -> None:
+    """`key=value` settings of one method, kept in the run's recipe; what it makes gets a name of its own."""
+    if len(methods) != 1:
+        raise GudaError("--set changes one method: give exactly one --method")
+    import yaml
+
+    changes: dict[str, Any] = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise GudaError(f"--set {text!r}: write key=value")
+        try:
+            changes[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise GudaError(f"--set {text!r}: the value is not valid YAML") from None
+    recipe = run.recipe.model_dump(mode="json")
+    recipe["methods"][methods[0]] = run.recipe.methods.get(methods[0], {}) | changes
+    _update(run, recipe, methods[0])
+
+
+def change_scoring(run: Run, **changes: Any) -> None:
+    """Settings of the `scoring` section, kept in the run's recipe; finished terms stay under their own names."""
+    given = {k: v for k, v in changes.items() if v is not None}
+    if given:
+        value = run.recipe.model_dump(mode="json")
+        value["scoring"] |= given
+        recipe = Recipe.from_dict(value, "the changed recipe")
+        schedule = run_schedule(run)
+        make_plan(schedule, recipe.scoring, prior_density(schedule))
+        run.update(recipe)
+
+
+def change_queries(run: Run, n: int | None, seed: int | None) -> None:
+    changes = {k: v for k, v in (("n", n), ("seed", seed)) if v is not None}
+    if changes:
+        value = run.recipe.model_dump(mode="json")
+        value["queries"] |= changes
+        _update(run, value)
+
+
+def _update(run: Run, value: dict[str, Any], method: str | None = None) -> None:
+    recipe = Recipe.from_dict(value, "the changed recipe")
+    if method is not None:
+        trial = Run(run.root, run.info)
+        trial.__dict__["recipe"] = recipe
+        get_method(trial, method)  # refuses an unknown method or setting before anything is written
+    run.update(recipe)

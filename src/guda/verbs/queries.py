@@ -1,0 +1,61 @@
+"""Which pictures are asked about."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from guda.data.queries import Queries
+from guda.diffusion.models import load_data, load_model
+from guda.diffusion.queries import set_name
+from guda.errors import GudaError, Mismatch
+from guda.runs.run import Run
+
+
+def add_queries(run: Run, folder: str | Path, name: str | None = None) -> str:
+    """Take a folder of pictures into the run; returns the set's name."""
+    data = load_data(run)
+    config = run.recipe.data
+    mode = {1: "L", 3: "RGB"}[data.shape[0]]
+    queries = Queries.from_folder(folder, size=config.size, mode=mode)
+    queries.check_shape(data.shape)
+    load_model(run, "base").condition(queries.prompts)
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name or queries.name).lstrip(".") or "queries"
+    if name is not None and name != plain:
+        raise GudaError(f"--name {name!r}: letters, digits, dot, dash and underscore only, e.g. {plain!r}")
+    name = plain
+    target = run.path("queries", name)
+    if (target / "index.json").is_file():
+        known = Queries.load(target)
+        if known.digest != queries.digest:
+            raise Mismatch(f"query set {name!r} of the run has other pictures", known.digest[:12], queries.digest[:12],
+                           "give this one another --name")  # fmt: skip
+        return name
+    Queries(queries.ids, queries.images, queries.prompts, name).save(target)
+    return name
+
+
+def choose_queries(run: Run, queries: str | None = None) -> str:
+    """A set of the run by name; default: the recipe's samples, else the only set there is."""
+    sets = run.query_sets()
+    if queries is None:
+        own = set_name(run.recipe.queries)
+        if own in sets or len(sets) == 1:
+            return own if own in sets else sets[0]
+        if not sets:
+            raise GudaError(
+                f"{run.root} has no queries; give --queries FOLDER, or draw some with: guda sample {run.root}"
+            )
+        raise GudaError(f"{run.root} has several query sets; choose one with --queries: {', '.join(sets)}")
+    if queries in sets:
+        return queries
+    raise GudaError(f"no query set {queries!r} in {run.root} and no such folder; sets: {', '.join(sets) or 'none'}")
+
+
+def choose_or_add_queries(run: Run, queries: str | None, name: str | None = None) -> str:
+    """A set by name, or a folder that becomes one; a folder of a set's name must still hold the same pictures."""
+    if queries is not None and Path(queries).is_dir():
+        return add_queries(run, queries, name)
+    if name is not None:
+        raise GudaError("--name names a new query set: give its folder with --queries")
+    return choose_queries(run, queries)

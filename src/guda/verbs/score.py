@@ -1,0 +1,128 @@
+"""Scoring a query set: by a fixed plan, or by a race; whole, or by noise bands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from guda.data.queries import Queries
+from guda.diffusion.models import load_model
+from guda.engine.tasks import Task, pending
+from guda.errors import GudaError
+from guda.methods.base import Method, get_method, known_methods
+from guda.methods.elbo import ElboMethod
+from guda.methods.logo import Logo
+from guda.methods.pilot import pilot_tasks
+from guda.methods.raced import check_race, race
+from guda.runs.run import Run
+from guda.scoring.bands import Bands, by_band, default_edges
+from guda.scoring.probe import OutOfMemory, halve_block, probe
+from guda.scoring.race import StopRule
+from guda.scoring.scores import Scores
+from guda.scoring.terms import load_queries, run_schedule
+from guda.verbs.work import Engine, check_fitted
+
+
+def score(
+    run: Run, name: str, methods: Sequence[str], engine: Engine, stop: str | None = None, band: str | None = None
+) -> dict[str, Scores]:
+    """Scores of one query set by each method, also written to scores/<set>/<method>.parquet.
+
+    `stop` races to a stop rule instead of the recipe's fixed rounds; `band` counts some timesteps only."""
+    queries = load_queries(run, name)
+    variant(run, stop, band)  # refuses what cannot be asked
+    rule, bands = None if stop is None else StopRule.parse(stop), parse_bands(run, band)
+    check_fitted(run, methods)
+    chosen = [get_method(run, m) for m in methods]
+    if rule is not None:
+        for found in chosen:
+            check_race(found)  # all of them before the first is raced
+    if any(isinstance(m, ElboMethod) for m in chosen):
+        probe(run, load_model(run, "base"))
+    while True:
+        try:
+            engine(run, pilot_tasks(run, chosen), "pilot")
+            return _score(run, queries, chosen, engine, rule, bands)
+        except OutOfMemory:
+            halve_block(run)  # the terms of the smaller block go under a key of their own
+
+
+def _score(
+    run: Run, queries: Queries, chosen: list[Method], engine: Engine, rule: StopRule | None, bands: Bands | None
+) -> dict[str, Scores]:
+    if rule is not None:
+        return {m.method_id: _race(run, queries, m, rule, engine) for m in chosen}
+    tasks: list[Task] = []
+    planned: set[str] = set()
+    for found in chosen:
+        tasks += found.score(queries, planned)
+    engine(run, tasks, f"score {queries.name}")
+    return {m.method_id: publish(run, queries, m, bands)[m.method_id] for m in chosen}
+
+
+def _race(run: Run, queries: Queries, found: Method, rule: StopRule, engine: Engine) -> Scores:
+    assert isinstance(found, ElboMethod)
+    scores, _ = race(found, queries, rule, lambda tasks, title: engine(run, tasks, title))
+    scores.write(scores_path(run, queries.name, found.method_id, rule.name))
+    return scores
+
+
+def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = None) -> dict[str, Scores]:
+    """Scores from finished terms by the run's present settings, written; an oracle's seeds by themselves too."""
+    several = found.all_scores(queries, bands) if isinstance(found, Logo) else {}
+    several = several or {found.method_id: found.scores(queries, bands)}
+    for name, scores in several.items():
+        scores.write(scores_path(run, queries.name, name, bands.slug if bands else None))
+    return several
+
+
+def variant(run: Run, stop: str | None, band: str | None) -> str | None:
+    """Sub-folder of scores that are not the plain estimand by the recipe's rounds."""
+    bands = parse_bands(run, band)
+    if stop is not None and bands is not None:
+        raise GudaError("--stop races over the whole bound; give either --stop or --band")
+    return StopRule.parse(stop).name if stop is not None else bands.slug if bands else None
+
+
+def parse_bands(run: Run, band: str | None) -> Bands | None:
+    if band is None:
+        return None
+    schedule = run_schedule(run)
+    found = Bands.parse(band, schedule.T)
+    last = schedule.t_max if run.recipe.scoring.estimand == "elbo" else schedule.T - 1
+    if not found.factors(schedule.T)[1 : last + 1].any():
+        raise GudaError(f"band {band!r} counts no timestep of the sum, which goes over 1 <= t <= {last}")
+    return found
+
+
+def up_to_date(run: Run, queries: Queries, found: Method) -> bool:
+    """Whether everything its scores need is there, by the present settings."""
+    return found.fitted() and not pending(run, found.score(queries, set()))
+
+
+def scores_path(run: Run, queries: str, method: str, variant: str | None = None) -> Path:
+    """`variant`: the stop rule or the bands, if not the plain estimand by the recipe's rounds."""
+    folder = run.path("scores", queries)
+    return folder / f"{method}.parquet" if variant is None else folder / variant / f"{method}.parquet"
+
+
+def scored_methods(run: Run, queries: str) -> list[str]:
+    """Methods with scores of this set, recipe order first; LOGO's single seeds are not methods."""
+    found = {p.stem for p in run.path("scores", queries).glob("*.parquet")}
+    names = [*run.recipe.methods, *sorted(found)]
+    return [m for m in dict.fromkeys(names) if m in found and m in known_methods()]
+
+
+def band_shares(run: Run, name: str, method: str) -> dict[str, float]:
+    """Noise-band view: the share of the scores' absolute size that comes from each band of t."""
+    found = get_method(run, method)
+    if not isinstance(found, ElboMethod):
+        raise GudaError(f"{method} has no timesteps, so no noise bands")
+    queries = load_queries(run, name)
+    read, sets = found.reader(queries), found.sets()
+    edges = default_edges(run_schedule(run).T)
+    d, t = found.contributions(sets, read), read(sets[0][0]).t
+    sizes = np.sum([np.abs(by_band(d[:, :, g], t, edges)).sum(axis=1) for g in range(d.shape[2])], axis=0)
+    return {f"{a}:{b}": float(x) for a, b, x in zip(edges, edges[1:], sizes / sizes.sum(), strict=False)}

@@ -1,0 +1,66 @@
+"""What costs time before anything can be scored: training, fitting, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from guda.diffusion.models import full_name, full_tasks, need_training
+from guda.diffusion.queries import collect_samples, sample_tasks
+from guda.engine.local import Watcher, Workers, run_tasks
+from guda.engine.tasks import Task, pending
+from guda.errors import GudaError
+from guda.methods.base import get_method, known_methods
+from guda.runs.run import Run
+
+Engine = Callable[[Run, list[Task], str], int]
+
+
+def local_engine(workers: int | None = None, watch: Callable[[str], Watcher] | None = None) -> Engine:
+    """Tasks in worker processes here; `watch(title)` makes something that shows their progress."""
+    pool = Workers(workers)
+
+    def engine(run: Run, tasks: list[Task], title: str) -> int:
+        return run_tasks(run, tasks, pool, watch(title) if watch and pending(run, tasks) else None)
+
+    return engine
+
+
+def base_tasks(run: Run) -> list[Task]:
+    return [] if run.recipe.model.path else full_tasks(run, need_training(run).seed)
+
+
+def train(run: Run, engine: Engine) -> str:
+    """Train the run's full model; returns its folder."""
+    if run.recipe.model.path:
+        raise GudaError(f"{run.root} has a model already ({run.recipe.model.path}); there is nothing to train")
+    engine(run, base_tasks(run), "train")
+    return str(run.path("models", full_name(need_training(run).seed)))
+
+
+def fit_tasks(run: Run, methods: Sequence[str]) -> list[Task]:
+    tasks = base_tasks(run)
+    for name in methods:
+        tasks += get_method(run, name).fit()
+    return tasks
+
+
+def fit(run: Run, methods: Sequence[str], engine: Engine) -> int:
+    return engine(run, fit_tasks(run, methods), f"fit {', '.join(methods)}")
+
+
+def sample(run: Run, engine: Engine) -> str:
+    """Draw the recipe's query set from the run's model; returns its name."""
+    engine(run, base_tasks(run) + sample_tasks(run, run.recipe.queries), "sample")
+    return collect_samples(run, run.recipe.queries)
+
+
+def fitted_methods(run: Run) -> list[str]:
+    """Methods with a finished artifact: the recipe's, then others."""
+    names = [*run.recipe.methods, *(m for m in known_methods() if m not in run.recipe.methods)]
+    return [m for m in names if (m != "logo" or run.recipe.training) and get_method(run, m).fitted()]
+
+
+def check_fitted(run: Run, methods: Sequence[str]) -> None:
+    for name in methods:
+        if not get_method(run, name).fitted():
+            raise GudaError(f"{name} is not fitted in {run.root}; run: guda fit {run.root} --method {name}")
