@@ -11,10 +11,10 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e lint format types check clean
+.PHONY: help install demo test test-slow test-e2e bench-digits bench-scoring lint format types check clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP) ## Make .venv and install guda with its developer tools (nothing to do if up to date)
 
@@ -44,6 +44,12 @@ test-slow: install ## Run the tests that take minutes
 
 test-e2e: install ## Run the tests that need a browser or a Ray cluster
 	$(call pytest-if-any,e2e)
+
+bench-digits: install ## Measure digits: 1,000 queries, three LOGO seeds (about 15 minutes)
+	$(BIN)/python benchmarks/digits.py
+
+bench-scoring: install ## Measure the scoring engine: evaluations saved, coverage, overhead (long; resumes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scoring.py
 
 lint: install ## Check style and formatting (ruff)
 	$(BIN)/ruff check .
