@@ -1,3 +1,3 @@
 """One small file per unlearning operator; importing this package registers them all."""
 
-from guda.counterfactuals.operators import retrack  # noqa: F401
+from guda.counterfactuals.operators import retrack, shift  # noqa: F401
