@@ -30,6 +30,7 @@ from guda import verbs
 from guda.cli.show import Display
 from guda.counterfactuals.bank import Counterfactual
 from guda.counterfactuals.swap import Workbench
+from guda.data.groups import natural
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.models import load_data, load_model
 from guda.evaluation.results import DatasetEntry, write_results
@@ -419,7 +420,33 @@ def table(entries: dict[str, DatasetEntry]) -> str:
                 text += f" [{f[f'{key}.lo']:.3g}, {f[f'{key}.hi']:.3g}]"
             cells.append(text)
         lines.append(f"| {key} | " + " | ".join(cells) + " |")
+    lines += ["", "Seconds and evaluations per query as groups and queries grow (4 strata of pairs):", ""]
+    lines += ["| | " + " | ".join(entries) + " |", "|---|" + "---:|" * len(entries)]
+    for key in sorted({k for e in entries.values() for k in e.figures if k.startswith("growth.")}, key=natural):
+        cells = [f"{e.figures[key]:.3g}" if key in e.figures else "–" for e in entries.values()]
+        lines.append(f"| {key.removeprefix('growth.')} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def plot_growth(entries: dict[str, DatasetEntry]) -> None:
+    """Seconds per query against the number of groups and of queries, as an SVG next to the results."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2))
+    for axis, what in zip(axes, ("groups", "queries"), strict=True):
+        for name, entry in entries.items():
+            found = [(int(k.split(".")[1].removeprefix(what)), v) for k, v in entry.figures.items()
+                     if k.startswith(f"growth.{what}") and k.endswith("seconds_per_query")]  # fmt: skip
+            if found:
+                axis.plot(*zip(*sorted(found), strict=True), marker=".", label=name)
+        axis.set(xscale="log", yscale="log", xlabel=what, ylabel="seconds per query")
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    plt.rcParams["svg.hashsalt"] = "guda"
+    figure.savefig(ROOT / "benchmarks" / "results" / "scoring-growth.svg", metadata={"Date": None})
 
 
 def plot(entries: dict[str, DatasetEntry]) -> None:
@@ -463,6 +490,7 @@ def main() -> None:
     write_results(results / "scoring.json", "make bench-scoring", entries)
     write_text(results / "scoring.md", table(entries))
     plot(entries)
+    plot_growth(entries)
     print(table(entries))
 
 
