@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from guda.counterfactuals.bank import Bank, Counterfactual
+from guda.counterfactuals.bank import Bank
 from guda.counterfactuals.swap import Workbench
 from guda.counterfactuals.unlearn import unlearn_group
 from guda.data.groups import suggestion
@@ -34,12 +34,7 @@ def unlearn(model: Denoiser, data: ImageData, operator: str = "retrack", **setti
     if data.shape != model.shape:
         raise GudaError(f"the model takes {model.shape} images (channels, height, width), the data are {data.shape}")
     config = parse_config(OPERATORS[operator].Config, settings, operator)
-    return Bank(
-        {
-            group: Counterfactual.delta(model, unlearn_group(model, data, group, operator, config), group, operator)
-            for group in data.groups.names
-        }
-    )
+    return Bank({group: unlearn_group(model, data, group, operator, config) for group in data.groups.names})
 
 
 def attribute(

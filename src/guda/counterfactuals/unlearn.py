@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
+from guda.counterfactuals.bank import Counterfactual
+from guda.counterfactuals.student import Student
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import generator
@@ -117,8 +119,8 @@ def unlearn_group(
     operator_id: str,
     config: Any,
     tick: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, torch.Tensor]:
-    """The weights of theta_full with `group` unlearned."""
+) -> Counterfactual:
+    """theta_full with `group` unlearned."""
     from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 
     cls = OPERATORS[operator_id]
@@ -128,9 +130,8 @@ def unlearn_group(
     k = data.groups.index(group)
     x0 = teacher.encode(data.images)
     rule = cls(teacher, data, group, config)
-    student = teacher.clone()
-    parameters = [p for p in student.module.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, config.lr, weight_decay=0.0, fused=True)
+    student = Student(teacher, config)
+    optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=0.0, fused=True)
     schedule = (
         get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
         if config.decay
@@ -150,12 +151,11 @@ def unlearn_group(
         return Half(x, t.to(teacher.device), eps, teacher.schedule.add_noise(x, eps, t))
 
     for step in range(config.steps):
-        loss = rule.loss(student, *(half(step, *side) for side in sides))
+        loss = rule.loss(student.denoiser, *(half(step, *side) for side in sides))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, config.clip)
+        torch.nn.utils.clip_grad_norm_(student.parameters, config.clip)
         optimizer.step()
         schedule.step()
         tick(step + 1, config.steps)
-    student.check_finite(f"unlearning {group!r} with {operator_id}")
-    return {k: v.detach().cpu().clone() for k, v in student.module.state_dict().items()}
+    return student.counterfactual(group, operator_id)

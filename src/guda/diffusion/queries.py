@@ -32,17 +32,18 @@ def sample_tasks(run: Run, config: QueriesConfig) -> list[Task]:
     return [
         Task(
             name=f"sample block {number}", stage="sample", fn="guda.diffusion.queries:sample_block",
-            args={"number": number}, makes=(_part(run, config, number),), needs=model_files(run, "base"),
+            args={"seed": config.seed, "steps": config.steps, "number": number},
+            makes=(_part(run, config, number),), needs=model_files(run, "base"),
             cost=float(BLOCK * steps),
         )
         for number in range(-(-config.n // BLOCK))
     ]  # fmt: skip
 
 
-def sample_block(run: Run, number: int) -> None:
+def sample_block(run: Run, seed: int, steps: int | None, number: int) -> None:
     import torch
 
-    config = run.recipe.queries
+    config = QueriesConfig(n=1, seed=seed, steps=steps)
     indices = range(number * BLOCK, (number + 1) * BLOCK)
     images = sample(
         load_model(run, "base"),

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import guda.counterfactuals.operators  # noqa: F401  registers the operators
-from guda.counterfactuals.bank import Counterfactual, file_name
+from guda.counterfactuals.bank import file_name
 from guda.counterfactuals.unlearn import OPERATORS, unlearn_group
 from guda.diffusion.models import load_data, load_model, model_files
 from guda.engine.tasks import Task
-from guda.methods.base import METHODS, get_method
+from guda.methods.base import METHODS
 from guda.methods.elbo import ElboMethod
 from guda.runs import progress
+from guda.runs.recipe import parse_config
 from guda.runs.run import Run
 from guda.scoring.terms import ModelRef
 
 
 class Unlearned(ElboMethod):
-    def _file(self, group: str) -> str:
+    def file(self, group: str) -> str:
         return f"{self.artifact()}/{file_name(self.groups.index(group), group)}"
 
     def sets(self) -> list[tuple[ModelRef, dict[str, ModelRef]]]:
-        return [(ModelRef("base"), {g: ModelRef("base", self._file(g)) for g in self.groups})]
+        return [(ModelRef("base"), {g: ModelRef("base", self.file(g)) for g in self.groups})]
 
     def fit(self) -> list[Task]:
         return [
             Task(
                 name=f"fit {self.method_id} without {group}", stage=f"fit/{self.method_id}",
-                fn="guda.methods.unlearned:fit_group", args={"method": self.method_id, "group": group},
-                makes=(self._file(group),), needs=model_files(self.run, "base"), cost=float(self.fit_evals()),
+                fn="guda.methods.unlearned:fit_group",
+                args={"method": self.method_id, "config": self.config.model_dump(mode="json"), "group": group},
+                makes=(self.file(group),), needs=model_files(self.run, "base"), cost=float(self.fit_evals()),
             )
             for group in self.groups
         ]  # fmt: skip
@@ -43,9 +47,9 @@ for _id, _operator in OPERATORS.items():
     )
 
 
-def fit_group(run: Run, method: str, group: str) -> None:
-    found = get_method(run, method)
+def fit_group(run: Run, method: str, config: dict[str, Any], group: str) -> None:
+    """The settings come with the task, not from the recipe: tuning and ablations fit the same operator with several."""
+    found = METHODS[method](run, method, parse_config(OPERATORS[method].Config, config, method))
     assert isinstance(found, Unlearned)
-    teacher = load_model(run, "base")
-    weights = unlearn_group(teacher, load_data(run), group, method, found.config, progress.tick)
-    Counterfactual.delta(teacher, weights, group, method).save(run.path(found._file(group)))
+    made = unlearn_group(load_model(run, "base"), load_data(run), group, method, found.config, progress.tick)
+    made.save(run.path(found.file(group)))

@@ -1,0 +1,34 @@
+"""The copy of theta_full that an operator changes: which of its weights move, and what is kept of it afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from guda.counterfactuals.bank import Counterfactual
+from guda.diffusion.denoiser import Denoiser
+
+
+class Student:
+    """`denoiser` is what the loss sees, `parameters` what the optimiser moves."""
+
+    def __init__(self, teacher: Denoiser, config: Any) -> None:
+        self.teacher, self.config = teacher, config
+        self.denoiser = teacher.clone()
+        self.parameters = [p for p in self.denoiser.module.parameters() if p.requires_grad]
+
+    def counterfactual(self, group: str, method: str) -> Counterfactual:
+        """What changed, ready for the bank."""
+        self.denoiser.check_finite(f"unlearning {group!r} with {method}")
+        weights = {k: v.detach().cpu().clone() for k, v in self.denoiser.module.state_dict().items()}
+        return Counterfactual.delta(self.teacher, weights, group, method)
+
+    def state(self) -> list[torch.Tensor]:
+        """A copy of what moves, for keeping the best of several moments."""
+        return [p.detach().clone() for p in self.parameters]
+
+    @torch.no_grad()
+    def restore(self, state: list[torch.Tensor]) -> None:
+        for p, value in zip(self.parameters, state, strict=True):
+            p.copy_(value)
