@@ -104,6 +104,10 @@ class Denoiser:
         out = self.module(x_t, t, **(cond.tensors if cond is not None else {}))
         return out if isinstance(out, torch.Tensor) else out.sample
 
+    def raws(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
+        """Native outputs of all the models this one answers for, [K, *x_t.shape]: one, but for counterfactual rules."""
+        return self.raw(x_t, t, cond)[None]
+
     def eps(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
         return self.schedule.to_eps(self.raw(x_t, t, cond), x_t, t)
 

@@ -2,8 +2,8 @@
 
     score_k = ELBO(full) - ELBO(without k), nats, positive = the group mattered
 
-With several sets of counterfactuals (LOGO seeds) the score is the mean over sets, taken draw by draw so that its
-error bar is that of the mean.
+With several sets of counterfactuals (LOGO seeds; the halves of a hybrid) the score is their mean, weighted by t where
+the method says so, taken draw by draw so that its error bar is that of the mean.
 """
 
 from __future__ import annotations
@@ -60,9 +60,20 @@ class ElboMethod(Method):
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         return self.combine(queries, self.sets(), self.method_id, self.reader(queries, bands), bands)
 
+    def shares(self, t: np.ndarray, n_sets: int) -> list[np.ndarray | float]:
+        """How much each set counts at t; they sum to one."""
+        return [1 / n_sets] * n_sets
+
     def contributions(self, sets: list[Set], read: Reader) -> np.ndarray:
         """Paired nats [R, Q, G, S], the mean over sets."""
-        return np.stack([np.mean([read(c[g]).kl - read(f).kl for f, c in sets], axis=0) for g in self.groups], axis=2)
+        shares = self.shares(read(sets[0][0]).t, len(sets))
+        return np.stack(
+            [
+                np.sum([w * (read(c[g]).kl - read(f).kl) for w, (f, c) in zip(shares, sets, strict=True)], axis=0)
+                for g in self.groups
+            ],
+            axis=2,
+        )
 
     def combine(self, queries: Queries, sets: list[Set], name: str, read: Reader, bands: Bands | None) -> Scores:
         plan = run_plan(self.run)
