@@ -101,7 +101,7 @@ def _fields(header: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Card:
-    """A stored counterfactual seen from outside: its header and sizes, without reading the weights."""
+    """A stored counterfactual seen from outside: its header, without reading the weights."""
 
     kind: str
     group: str
@@ -109,13 +109,12 @@ class Card:
     method: str
     about: dict[str, int]
     dtype: str  # of the stored numbers
-    bytes: int  # of the file
 
     @classmethod
     def read(cls, path: Path) -> Card:
         header, dtypes = read_header(path)
         dtype = "+".join(sorted({d.lower().replace("f32", "fp32") for d in dtypes.values()})) or "-"
-        return cls(**_fields(header, path), dtype=dtype, bytes=path.stat().st_size)
+        return cls(**_fields(header, path), dtype=dtype)
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
