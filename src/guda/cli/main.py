@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from guda import __version__
+from guda.cli.bank import app as bank
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -343,6 +344,9 @@ def status(run: RunFolder, as_json: Json = False) -> None:
         f"  report   {value['report'] or 'none'}",
     ]
     _say(value, "\n".join(lines), as_json)
+
+
+app.add_typer(bank, name="bank")
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ import torch
 from pydantic import Field, model_validator
 
 from guda.counterfactuals.bank import Counterfactual
+from guda.counterfactuals.packing import Store
 from guda.counterfactuals.student import Student
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
@@ -42,6 +43,11 @@ class UnlearnConfig(Config):
         (0.0, 1.0), description="Timesteps of the forget loss, as fractions of T: [from, to)."
     )
     seed: int = Field(0, ge=0, description="Seed of batches, timesteps and noise.")
+    store: Store = Field(
+        "fp32",
+        description="How a counterfactual is kept: fp32, bf16, lowrank:RANK, lora:RANK (only adapters are trained); "
+        "factors may be rounded: lora:4:bf16.",
+    )
 
     @model_validator(mode="after")
     def _reaches_its_rate(self) -> UnlearnConfig:
