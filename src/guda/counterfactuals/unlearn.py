@@ -136,7 +136,7 @@ def unlearn_group(
     k = data.groups.index(group)
     x0 = teacher.encode(data.images)
     rule = cls(teacher, data, group, config)
-    student = Student(teacher, config)
+    student = Student(teacher, config, group)
     optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=0.0, fused=True)
     schedule = (
         get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
