@@ -21,7 +21,8 @@ def log_density(posterior: Posterior, x_t: torch.Tensor, t: torch.Tensor) -> tor
     """log p_t(x_t) up to const(t), float64 [B]. With K nearest: of those K terms only, a lower bound."""
     log_w, images = support(posterior, x_t, t)
     heaviest = log_w.max(dim=1)
-    x_r = images[heaviest.indices] if images.ndim == 2 else images[torch.arange(len(x_t)), heaviest.indices]
+    r = heaviest.indices
+    x_r = images[r] if images.ndim == 2 else images[torch.arange(len(r), device=r.device), r]
     flat = x_t.flatten(1).double()
     a, s = posterior.schedule.coefficients(t, flat)
     distance = ((flat - a * x_r.double()) ** 2).sum(1)
