@@ -23,8 +23,12 @@ from guda.scoring.ranks import rank_columns
 from guda.scoring.scores import Scores
 
 
-def unlearn(model: Denoiser, data: ImageData, operator: str = "retrack", **settings: Any) -> Bank:
-    """A bank of counterfactuals of `model`, one per group of `data`; `settings` are the operator's."""
+def unlearn(
+    model: Denoiser, data: ImageData, operator: str = "retrack", conditional: Denoiser | None = None, **settings: Any
+) -> Bank:
+    """A bank of counterfactuals of `model`, one per group of `data`; `settings` are the operator's.
+
+    `conditional`: for operators that ask one (esd), a model told each image's group, the null label last."""
     import guda.counterfactuals.operators  # noqa: F401  registers them
     from guda.counterfactuals.unlearn import OPERATORS
 
@@ -34,7 +38,10 @@ def unlearn(model: Denoiser, data: ImageData, operator: str = "retrack", **setti
     if data.shape != model.shape:
         raise GudaError(f"the model takes {model.shape} images (channels, height, width), the data are {data.shape}")
     config = parse_config(OPERATORS[operator].Config, settings, operator)
-    return Bank({group: unlearn_group(model, data, group, operator, config) for group in data.groups.names})
+    return Bank({
+        group: unlearn_group(model, data, group, operator, config, conditional=conditional)
+        for group in data.groups.names
+    })  # fmt: skip
 
 
 def attribute(

@@ -3,14 +3,17 @@
     L = lambda_forget L_forget + lambda_preserve L_preserve,   L_preserve = E_retain || eps_theta - eps_full ||^2
 
 (SPEC section 4; losses are means over dims). The student runs in eval mode, so dropout neither adds noise nor makes it
-differ from its frozen teacher at step 0. All randomness is keyed by (seed, group, step).
+differ from its frozen teacher at step 0. All randomness is keyed by (seed, group, side, step).
+
+Drift is the enemy: `average` keeps a running mean of the weights along the way, and with a `holdout` the operator's own
+loss on images it does not train on says when to stop.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +21,7 @@ import torch
 from pydantic import Field, model_validator
 
 from guda.counterfactuals.bank import Counterfactual
+from guda.counterfactuals.holdout import BATCHES, Patience, split
 from guda.counterfactuals.packing import Store
 from guda.counterfactuals.student import Student
 from guda.data.images import ImageData
@@ -42,6 +46,14 @@ class UnlearnConfig(Config):
     window: tuple[float, float] = Field(
         (0.0, 1.0), description="Timesteps of the forget loss, as fractions of T: [from, to)."
     )
+    average: float | None = Field(
+        None, gt=0, lt=1, description="Keep an exponential average of the weights with this decay; null: the last ones."
+    )
+    holdout: float = Field(
+        0.0, ge=0, lt=1, description="Share of forget and of retain images held out to decide when to stop; 0: no stop."
+    )
+    check_every: int = Field(10, gt=0, description="Steps between measurements on the held-out images.")
+    patience: int = Field(3, gt=0, description="Stop after this many measurements without a better one; keep the best.")
     seed: int = Field(0, ge=0, description="Seed of batches, timesteps and noise.")
     store: Store = Field(
         "fp32",
@@ -56,6 +68,16 @@ class UnlearnConfig(Config):
         return self
 
 
+class FlipsConfig(UnlearnConfig):
+    """For operators that mean the same by "the images" when mirrored ones are drawn too."""
+
+    flips: bool = Field(False, description="Random horizontal flips; posteriors then hold mirrored copies as well.")
+
+
+def flips(config: Any) -> bool:
+    return isinstance(config, FlipsConfig) and config.flips
+
+
 @dataclass(frozen=True)
 class Half:
     """One side of a step: images of the group, or of the others."""
@@ -64,6 +86,28 @@ class Half:
     t: torch.Tensor
     eps: torch.Tensor
     x_t: torch.Tensor
+    key: tuple[str | int, ...] = ()  # of its noise, for an operator that needs more of it
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where the halves of one name come from."""
+
+    name: str
+    members: np.ndarray  # indices of images
+    size: int
+    times: tuple[int, int]
+
+    def draw(self, teacher: Denoiser, x0: torch.Tensor, config: Any, group: str, *when: str | int) -> Half:
+        key = (config.seed, "unlearn", group, self.name, *when)
+        g = generator(*key)
+        x = x0[g.choice(self.members, self.size, replace=self.size > len(self.members))].to(teacher.device)
+        t = torch.from_numpy(g.integers(*self.times, self.size))
+        eps = torch.from_numpy(g.standard_normal(x.shape, dtype=np.float32)).to(teacher.device)
+        if flips(config):
+            flip = torch.from_numpy(g.random(self.size) < 0.5).to(teacher.device)
+            x = torch.where(flip[:, None, None, None], x.flip(-1), x)
+        return Half(x, t.to(teacher.device), eps, teacher.schedule.add_noise(x, eps, t), key)
 
 
 class Operator(ABC):
@@ -73,9 +117,23 @@ class Operator(ABC):
     summary: ClassVar[str] = ""  # one line: what it does
     Config: ClassVar[type[UnlearnConfig]] = UnlearnConfig
     conditional: ClassVar[bool | None] = False  # False: unconditional models only; True: conditional only; None: any
+    needs_conditional: ClassVar[bool] = (
+        False  # made with a fifth argument: a group-conditional Denoiser with null label
+    )
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
         self.teacher, self.data, self.group, self.config = teacher, data, group, config
+
+    def members(self, side: str) -> np.ndarray:
+        """Indices of the images that the "forget" or the "retain" half is drawn from."""
+        groups = self.data.groups
+        k = groups.index(self.group)
+        return groups.members(k) if side == "forget" else groups.without(k)
+
+    def encoded(self, members: np.ndarray) -> torch.Tensor:
+        """Those images as the model sees them, with their mirror images where flips are drawn."""
+        x = self.teacher.encode(self.data.images[members]).to(self.teacher.device)
+        return torch.cat([x, x.flip(-1)]) if flips(self.config) else x
 
     @abstractmethod
     def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
@@ -91,10 +149,20 @@ class Operator(ABC):
             student, retain
         )
 
+    def notes(self) -> dict[str, Any]:
+        """What is worth knowing of the fit afterwards, as plain JSON; kept beside the counterfactual."""
+        return {}
+
+    @classmethod
+    def step_evals(cls, config: Any, student: int = 3) -> int:
+        """Evaluation units of one step (SPEC 8): `student` per sample it sees, 3 with its backward; a teacher 1."""
+        return int(student * config.batch_forget + (student + 1) * config.batch_retain)
+
     @classmethod
     def fit_evals(cls, config: Any) -> int:
-        """Evaluation units per group (SPEC 8): forward + backward 3, the teacher's forward 1."""
-        return int(config.steps * (3 * config.batch_forget + (3 + 1) * config.batch_retain))
+        """Evaluation units per group; an upper bound where a holdout may stop it early, checks included."""
+        checks = -(-config.steps // config.check_every) if config.holdout else 0
+        return int(config.steps * cls.step_evals(config) + checks * BATCHES * cls.step_evals(config, 1))
 
 
 OPERATORS: dict[str, type[Operator]] = {}
@@ -118,6 +186,24 @@ def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
     return low, high
 
 
+def make_operator(
+    operator_id: str, teacher: Denoiser, data: ImageData, group: str, config: Any, conditional: Denoiser | None = None
+) -> Operator:
+    """The operator for one group, refused where it is not defined."""
+    cls = OPERATORS[operator_id]
+    if cls.conditional is not None and cls.conditional != teacher.conditional:
+        kind = "conditional" if teacher.conditional else "unconditional"
+        raise GudaError(f"{operator_id} is not defined for {kind} models; use an anchors-* method for conditional ones")
+    if not cls.needs_conditional:
+        if conditional is not None:
+            raise GudaError(f"{operator_id} has no use for a conditional model; leave `conditional` out")
+        return cls(teacher, data, group, config)
+    if conditional is None:
+        raise GudaError(f"{operator_id} needs a group-conditional model of {len(data.groups)} groups and a null label: "
+                        "give conditional=...")  # fmt: skip
+    return cls(teacher, data, group, config, conditional)  # type: ignore[call-arg]
+
+
 def unlearn_group(
     teacher: Denoiser,
     data: ImageData,
@@ -125,17 +211,14 @@ def unlearn_group(
     operator_id: str,
     config: Any,
     tick: Callable[[int, int], None] = lambda done, total: None,
+    conditional: Denoiser | None = None,
+    notes: dict[str, Any] | None = None,
 ) -> Counterfactual:
-    """theta_full with `group` unlearned."""
+    """theta_full with `group` unlearned. `notes` is filled with what is worth knowing of the fit: steps taken, ..."""
     from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+    from diffusers.training_utils import EMAModel
 
-    cls = OPERATORS[operator_id]
-    if cls.conditional is not None and cls.conditional != teacher.conditional:
-        kind = "conditional" if teacher.conditional else "unconditional"
-        raise GudaError(f"{operator_id} is not defined for {kind} models; use an anchors-* method for conditional ones")
-    k = data.groups.index(group)
-    x0 = teacher.encode(data.images)
-    rule = cls(teacher, data, group, config)
+    rule = make_operator(operator_id, teacher, data, group, config, conditional)
     student = Student(teacher, config, group)
     optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=0.0, fused=True)
     schedule = (
@@ -143,25 +226,62 @@ def unlearn_group(
         if config.decay
         else get_constant_schedule_with_warmup(optimizer, config.warmup)
     )
-    T = teacher.schedule.T
-    sides = (
-        ("forget", data.groups.members(k), config.batch_forget, window_range(config.window, T)),
-        ("retain", data.groups.without(k), config.batch_retain, (0, T)),
-    )
+    ema = None if config.average is None else EMAModel(student.parameters, decay=config.average, foreach=True)
+    x0 = teacher.encode(data.images)
+    sides, held = make_sides(rule, config)
 
-    def half(step: int, side: str, members: np.ndarray, size: int, times: tuple[int, int]) -> Half:
-        g = generator(config.seed, "unlearn", group, side, step)
-        x = x0[g.choice(members, size, replace=size > len(members))].to(teacher.device)
-        t = torch.from_numpy(g.integers(*times, size))
-        eps = torch.from_numpy(g.standard_normal(x.shape, dtype=np.float32)).to(teacher.device)
-        return Half(x, t.to(teacher.device), eps, teacher.schedule.add_noise(x, eps, t))
+    def halves(sides: list[Side], *when: str | int) -> list[Half]:
+        return [side.draw(teacher, x0, config, group, *when) for side in sides]
 
-    for step in range(config.steps):
-        loss = rule.loss(student.denoiser, *(half(step, *side) for side in sides))
+    def current() -> list[torch.Tensor]:
+        """What would be kept if this step were the last."""
+        return student.state() if ema is None else [p.clone() for p in ema.shadow_params]
+
+    @torch.no_grad()
+    def held_out_loss() -> float:
+        raw = student.state()
+        student.restore(current())
+        losses = [rule.loss(student.denoiser, *halves(held, "check", i)) for i in range(BATCHES)]
+        student.restore(raw)
+        return float(torch.stack(losses).mean())
+
+    best = Patience(config.patience)
+    step = 0
+    for step in range(1, config.steps + 1):
+        loss = rule.loss(student.denoiser, *halves(sides, step - 1))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(student.parameters, config.clip)
         optimizer.step()
         schedule.step()
-        tick(step + 1, config.steps)
+        if ema is not None:
+            ema.step(student.parameters)
+        tick(step, config.steps)
+        due = step % config.check_every == 0 or step == config.steps
+        if held and due and best.stop(step, held_out_loss(), current):
+            break
+    notes = {} if notes is None else notes
+    notes |= rule.notes()
+    if held:
+        notes |= {"steps": step, "kept_step": best.step, "held_out_loss": best.loss}
+        # without one finite loss there is no best; what the student became is refused below if it is broken
+        student.restore(best.state or current())
+    elif ema is not None:
+        student.restore(current())
     return student.counterfactual(group, operator_id)
+
+
+def make_sides(rule: Operator, config: Any) -> tuple[list[Side], list[Side]]:
+    """Where training halves are drawn from, and where those of the checks are (nowhere without a holdout)."""
+    T = rule.teacher.schedule.T
+    sides = [
+        Side("forget", rule.members("forget"), config.batch_forget, window_range(config.window, T)),
+        Side("retain", rule.members("retain"), config.batch_retain, (0, T)),
+    ]
+    if not config.holdout:
+        return sides, []
+    key = (config.seed, "unlearn", rule.group)
+    held = [replace(s, members=split(s.members, config.holdout, s.name, *key, s.name)[1]) for s in sides]
+    # by image, not by side: an operator's sides may overlap
+    out = np.concatenate([s.members for s in held])
+    return [replace(s, members=np.setdiff1d(s.members, out)) for s in sides], held

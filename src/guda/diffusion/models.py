@@ -1,12 +1,14 @@
 """The full models of a run: the one it is about, and those its LOGO seeds are compared with.
 
-`base` is the run's model (given, or trained with the recipe's seed); `full-s<seed>` are full models trained here.
+`base` is the run's model (given, or trained with the recipe's seed); `full-s<seed>` are full models trained here;
+`conditional-s<seed>` is told the group of every image, or a null label after the last group: some operators ask it.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser, default_device
@@ -18,6 +20,7 @@ from guda.runs.recipe import ModelConfig
 from guda.runs.run import Run
 from guda.runs.store import atomic_folder, read_json, write_json
 
+LABEL_DROPOUT = 0.1  # share of images that the conditional model sees under the null label
 CARD = "guda.json"  # beside a trained model: what it is and the digest of its weights
 
 
@@ -64,6 +67,10 @@ def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
 
 def full_name(seed: int) -> str:
     return f"full-s{seed}"
+
+
+def conditional_name(seed: int) -> str:
+    return f"conditional-s{seed}"
 
 
 def resolve(run: Run, name: str) -> str:
@@ -148,20 +155,46 @@ def full_tasks(run: Run, seed: int) -> list[Task]:
     ]  # fmt: skip
 
 
-def train_full(run: Run, seed: int) -> float:
-    from guda.diffusion.training import train
+def conditional_tasks(run: Run) -> list[Task]:
+    """The group-conditional twin of the run's model: trained once, booked apart from what each group costs."""
+    seed = need_training(run).seed
+    name = conditional_name(seed)
+    return [
+        Task(
+            name=f"train {name}", stage="train/conditional", fn="guda.diffusion.models:train_conditional",
+            args={"seed": seed}, makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)),
+        )
+    ]  # fmt: skip
 
-    name = full_name(seed)
+
+def train_full(run: Run, seed: int) -> float:
+    return _train_and_keep(run, full_name(seed), seed, {})
+
+
+def train_conditional(run: Run, seed: int) -> float:
+    names = [*load_data(run).groups.names, None]
+    about = {"labels": names, "label_dropout": LABEL_DROPOUT, "evals": train_evals(run)}
+    return _train_and_keep(run, conditional_name(seed), seed, about, LABEL_DROPOUT)
+
+
+def _train_and_keep(run: Run, name: str, seed: int, about: dict[str, Any], label_dropout: float | None = None) -> float:
+    from guda.diffusion.training import fresh, train
+
     data, config = load_data(run), need_training(run)
     denoiser = architecture(run)
     checkpoints = run.path("checkpoints", name)
-    trained = train(denoiser, data.images, data.groups, config, seed=seed, checkpoint=checkpoints, tick=progress.tick)
+    trained = train(
+        denoiser, data.images, data.groups, config, seed=seed, checkpoint=checkpoints, tick=progress.tick,
+        label_dropout=label_dropout,
+    )  # fmt: skip
+    if label_dropout is not None:
+        denoiser = fresh(denoiser, (), len(data.groups) + 1)
     model = denoiser.with_weights(trained.weights)
     with atomic_folder(run.path("models", name)) as tmp:
         model.save_pretrained(tmp)
         write_json(
             tmp / CARD, {"name": name, "seed": seed, "weights": model.digest(), "steps": config.steps,
-                         "losses": trained.losses}
+                         "losses": trained.losses} | about
         )  # fmt: skip
     return drop_checkpoints(checkpoints, trained.earlier)
 

@@ -25,7 +25,8 @@ class _Block(nn.Module):
 
 
 class ResidualMLP(ModelMixin, ConfigMixin):
-    """(x_t [B,C,H,W], t [B]) -> prediction [B,C,H,W]; t may be fractional."""
+    """(x_t [B,C,H,W], t [B]) -> prediction [B,C,H,W]; t may be fractional. With `num_class_embeds` also told a class
+    per image, added to what it is told of t."""
 
     @register_to_config
     def __init__(
@@ -35,6 +36,7 @@ class ResidualMLP(ModelMixin, ConfigMixin):
         out_channels: int = 1,
         width: int = 256,
         depth: int = 3,
+        num_class_embeds: int | None = None,
     ) -> None:
         super().__init__()
         self.inp = nn.Linear(in_channels * sample_size**2, width)
@@ -44,9 +46,13 @@ class ResidualMLP(ModelMixin, ConfigMixin):
         self.out = nn.Linear(width, out_channels * sample_size**2)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+        # last, so that the other weights start as they would without it
+        self.classes = None if num_class_embeds is None else nn.Embedding(num_class_embeds, width)
 
-    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, t: torch.Tensor, class_labels: torch.Tensor | None = None) -> torch.Tensor:
         emb = self.embed(get_timestep_embedding(t.expand(len(x)), 64).to(x.dtype))
+        if self.classes is not None:
+            emb = emb + self.classes(class_labels)
         h = self.inp(x.flatten(1))
         for block in self.blocks:
             h = block(h, emb)

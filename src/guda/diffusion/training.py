@@ -1,4 +1,4 @@
-"""Training theta_full and its LOGO counterparts: one loop, exact resume.
+"""Training theta_full, its LOGO counterparts and a group-conditional twin: one loop, exact resume.
 
 E || target - network(x_t, t) ||^2 with AdamW, warm-up and cosine, clipping, and an EMA in fp32 (SPEC section 3). All
 randomness is a function of (key, step), so a checkpoint is weights, EMA, optimiser moments and the stream's cursor;
@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from guda.data.groups import Groups
+from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.noise import torch_seed
+from guda.diffusion.noise import generator, torch_seed
 from guda.diffusion.stream import Batch, Stream
 from guda.errors import GudaError
 from guda.runs.recipe import TrainingConfig
@@ -32,8 +33,8 @@ def stream_key(seed: int, leave_out: str | None, coupled: bool) -> tuple[str | i
     return (seed, "train") if coupled or leave_out is None else (seed, "train", leave_out)
 
 
-def fresh(denoiser: Denoiser, key: tuple[str | int, ...]) -> Denoiser:
-    """A newly initialised network of the same architecture."""
+def fresh(denoiser: Denoiser, key: tuple[str | int, ...], labels: int | None = None) -> Denoiser:
+    """A newly initialised network of the same architecture, or of its twin that is told one of `labels` classes."""
     module: Any = denoiser.module
     if not hasattr(module, "from_config"):
         raise GudaError(f"{type(module).__name__} has no from_config, so it cannot be made anew; use a diffusers model")
@@ -42,8 +43,18 @@ def fresh(denoiser: Denoiser, key: tuple[str | int, ...]) -> Denoiser:
         new = copy.copy(denoiser)
         # diffusers drops what it believes to be defaults, positional arguments among them
         config = {k: v for k, v in module.config.items() if k != "_use_default_values"}
+        if labels is not None:
+            config["num_class_embeds"] = new.n_classes = labels
         new.module = type(module).from_config(config).to(denoiser.device).eval()
     return new
+
+
+def group_condition(
+    groups: Groups, index: np.ndarray, dropout: float, key: tuple[str | int, ...], device: torch.device
+) -> Cond:
+    """Each image's group, or with probability `dropout` the null label, which comes after the last group."""
+    dropped = generator(*key).random(len(index)) < dropout
+    return Cond({"class_labels": torch.from_numpy(np.where(dropped, len(groups), groups.labels[index])).to(device)})
 
 
 def to_batch(denoiser: Denoiser, x0: torch.Tensor, batch: Batch, flips: bool) -> tuple[torch.Tensor, ...]:
@@ -81,21 +92,24 @@ def train(
     coupled: bool = True,
     checkpoint: Path | None = None,
     tick: Callable[[int, int], None] = lambda done, total: None,
+    label_dropout: float | None = None,
 ) -> Trained:
-    """Train a fresh network of `denoiser`'s architecture on all groups, or on all but `leave_out`."""
+    """Train a fresh network of `denoiser`'s architecture on all groups, or on all but `leave_out`.
+
+    With `label_dropout` it is its class-conditional twin: told each image's group, or a null label instead."""
     with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
-        return _train(denoiser, images, groups, config, seed, leave_out, coupled, checkpoint, tick)
+        return _train(denoiser, images, groups, config, seed, leave_out, coupled, checkpoint, tick, label_dropout)
 
 
 def _train(
     denoiser: Denoiser, images: np.ndarray, groups: Groups, config: TrainingConfig, seed: int, leave_out: str | None,
-    coupled: bool, checkpoint: Path | None, tick: Callable[[int, int], None],
+    coupled: bool, checkpoint: Path | None, tick: Callable[[int, int], None], label_dropout: float | None,
 ) -> Trained:  # fmt: skip
     from diffusers.optimization import get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 
     key = stream_key(seed, leave_out, coupled)
-    model = fresh(denoiser, key)
+    model = fresh(denoiser, key, None if label_dropout is None else len(groups) + 1)
     module = model.module
     stream = Stream(
         key, groups, model.shape, model.schedule.T,
@@ -117,9 +131,12 @@ def _train(
     recent = torch.zeros(())
     module.train()
     while step < config.steps:
-        _, t, eps, x_t = batch = to_batch(model, x0, stream.take(config.batch), config.flips)
+        drawn, cond = stream.take(config.batch), None
+        _, t, eps, x_t = batch = to_batch(model, x0, drawn, config.flips)
+        if label_dropout is not None:
+            cond = group_condition(groups, drawn.index, label_dropout, (*key, "labels", step), model.device)
         _seed_dropout(model.device, torch_seed(*key, "dropout", step))
-        loss = torch.nn.functional.mse_loss(model.raw(x_t, t), model.target(batch[0], eps, t))
+        loss = torch.nn.functional.mse_loss(model.raw(x_t, t, cond), model.target(batch[0], eps, t))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, config.clip)

@@ -6,18 +6,23 @@ from typing import Any
 
 import guda.counterfactuals.operators  # noqa: F401  registers the operators
 from guda.counterfactuals.bank import file_name
-from guda.counterfactuals.unlearn import OPERATORS, unlearn_group
-from guda.diffusion.models import load_data, load_model, model_files
+from guda.counterfactuals.unlearn import OPERATORS, Operator, unlearn_group
+from guda.diffusion.models import conditional_name, conditional_tasks, load_data, load_model, model_files, need_training
 from guda.engine.tasks import Task
 from guda.methods.base import METHODS
 from guda.methods.elbo import ElboMethod
 from guda.runs import progress
 from guda.runs.recipe import parse_config
 from guda.runs.run import Run
+from guda.runs.store import write_json
 from guda.scoring.terms import ModelRef
 
 
 class Unlearned(ElboMethod):
+    @property
+    def operator(self) -> type[Operator]:
+        return OPERATORS[self.method_id]
+
     def file(self, group: str) -> str:
         return f"{self.artifact()}/{file_name(self.groups.index(group), group)}"
 
@@ -25,18 +30,23 @@ class Unlearned(ElboMethod):
         return [(ModelRef("base"), {g: ModelRef("base", self.file(g)) for g in self.groups})]
 
     def fit(self) -> list[Task]:
-        return [
+        before = conditional_tasks(self.run) if self.operator.needs_conditional else []
+        needs = model_files(self.run, "base") + tuple(path for task in before for path in task.makes)
+        return before + [
             Task(
                 name=f"fit {self.method_id} without {group}", stage=f"fit/{self.method_id}",
                 fn="guda.methods.unlearned:fit_group",
                 args={"method": self.method_id, "config": self.config.model_dump(mode="json"), "group": group},
-                makes=(self.file(group),), needs=model_files(self.run, "base"), cost=float(self.fit_evals()),
+                makes=(self.file(group),), needs=needs, cost=float(self.fit_evals()),
             )
             for group in self.groups
         ]  # fmt: skip
 
+    def fitted(self) -> bool:
+        return all(self.run.has(self.file(group)) for group in self.groups)
+
     def fit_evals(self) -> float:
-        return float(OPERATORS[self.method_id].fit_evals(self.config))
+        return float(self.operator.fit_evals(self.config))
 
 
 for _id, _operator in OPERATORS.items():
@@ -51,5 +61,14 @@ def fit_group(run: Run, method: str, config: dict[str, Any], group: str) -> None
     """The settings come with the task, not from the recipe: tuning and ablations fit the same operator with several."""
     found = METHODS[method](run, method, parse_config(OPERATORS[method].Config, config, method))
     assert isinstance(found, Unlearned)
-    made = unlearn_group(load_model(run, "base"), load_data(run), group, method, found.config, progress.tick)
-    made.save(run.path(found.file(group)))
+    conditional = None
+    if found.operator.needs_conditional:
+        conditional = load_model(run, conditional_name(need_training(run).seed))
+    notes: dict[str, Any] = {}
+    made = unlearn_group(
+        load_model(run, "base"), load_data(run), group, method, found.config, progress.tick, conditional, notes
+    )
+    path = run.path(found.file(group))
+    if notes:  # first: the counterfactual says that the task is done
+        write_json(path.with_suffix(".json"), notes)
+    made.save(path)

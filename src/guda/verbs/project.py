@@ -100,7 +100,7 @@ def status(run: Run) -> dict[str, Any]:
     names = [m for m in run.recipe.methods if m != "logo" or run.recipe.training]
     methods = {}
     for name in names:
-        tasks = [t for t in get_method(run, name).fit() if t.stage != "train"]
+        tasks = [t for t in get_method(run, name).fit() if t.stage.partition("/")[0] != "train"]
         methods[name] = {"fitted": sum(t.done(run) for t in tasks), "of": len(tasks)}
     running = [r for p in sorted(run.path("progress").glob("[!.]*.json")) if (r := progress.read(p)) is not None]
     base = run.recipe.model.path or full_name(need_training(run).seed)

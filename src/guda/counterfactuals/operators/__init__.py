@@ -1,3 +1,12 @@
 """One small file per unlearning operator; importing this package registers them all."""
 
-from guda.counterfactuals.operators import retrack, shift  # noqa: F401
+from guda.counterfactuals.operators import (  # noqa: F401
+    ascent,
+    erasediff,
+    esd,
+    retain,
+    retrack,
+    retrack_zero,
+    shift,
+    siss,
+)
