@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from guda import __version__
+from guda.cli import experiments
 from guda.cli.bank import app as bank
+from guda.cli.options import Json, Method, QuerySet, RunFolder, Workers
+from guda.cli.options import make_engine as _engine
+from guda.cli.options import say as _say
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -28,30 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-RunFolder = Annotated[Path, typer.Argument(help="The run folder.", show_default=False)]
-Workers = Annotated[int | None, typer.Option(help="Worker processes; default: one per core.", min=1)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
-Method = Annotated[list[str] | None, typer.Option("--method", "-m", help="Method id; repeat for several.")]
-QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder of pictures, or a query set's name.")]
-
-
-def _engine(workers: int | None, quiet: bool):  # type: ignore[no-untyped-def]
-    from guda.cli.show import Display
-    from guda.verbs import local_engine
-
-    display = Display(quiet)
-    engine = local_engine(workers, display.watch)
-
-    def run(*args):  # type: ignore[no-untyped-def]
-        with display:
-            return engine(*args)
-
-    return run
-
-
-def _say(value: dict[str, Any], text: str, as_json: bool) -> None:
-    print(json.dumps(value, ensure_ascii=False) if as_json else text)
 
 
 def _version(show: bool) -> None:
@@ -347,6 +327,8 @@ def status(run: RunFolder, as_json: Json = False) -> None:
 
 
 app.add_typer(bank, name="bank")
+app.command()(experiments.tune)
+app.command()(experiments.ablate)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from guda.data.pixels import to_float, to_uint8
 from guda.diffusion.cond import Cond
 from guda.diffusion.schedule import Schedule
-from guda.errors import GudaError
+from guda.errors import GudaError, NotFinite
 from guda.runs.store import digest_arrays
 
 
@@ -163,7 +163,7 @@ class Denoiser:
     def check_finite(self, where: str) -> None:
         for name, value in self.weights().items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise GudaError(f"{where}: weight {name!r} holds NaN or infinity; the checkpoint is broken")
+                raise NotFinite(f"{where}: weight {name!r} holds NaN or infinity; the checkpoint is broken")
 
     def check_weights(self, state: Mapping[str, torch.Tensor], where: str) -> None:
         mine = self.weights()

@@ -29,13 +29,19 @@ Reader = Callable[[ModelRef], Terms]
 
 
 class ElboMethod(Method):
+    only: tuple[str, ...] | None = None  # the groups to fit and to compare; None: all (tuning makes do with a few)
+
     @abstractmethod
     def sets(self) -> list[Set]:
         """One set per retraining; unlearned methods have one."""
 
     @property
     def groups(self) -> tuple[str, ...]:
-        return load_data(self.run).groups.names
+        return self.only or load_data(self.run).groups.names
+
+    def number(self, group: str) -> int:
+        """Its number among all groups, which names its files, whatever `only` says."""
+        return load_data(self.run).groups.index(group)
 
     def models(self) -> list[ModelRef]:
         """Every model a scoring needs, each once."""

@@ -47,6 +47,8 @@ class Hybrid(ElboMethod):
             self.halves.append(found)
 
     def sets(self) -> list[Set]:
+        for half in self.halves:
+            half.only = self.only
         return [half.sets()[0] for half in self.halves]
 
     def shares(self, t: np.ndarray, n_sets: int) -> list[np.ndarray | float]:

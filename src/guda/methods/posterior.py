@@ -31,7 +31,7 @@ class PosteriorMethod(ElboMethod):
         return f"{self.artifact()}/rule.safetensors"
 
     def sets(self) -> list[Set]:
-        return [(ModelRef("base"), {g: ModelRef("base", self.file, k) for k, g in enumerate(self.groups)})]
+        return [(ModelRef("base"), {g: ModelRef("base", self.file, self.number(g)) for g in self.groups})]
 
     def fit(self) -> list[Task]:
         return [

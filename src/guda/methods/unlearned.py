@@ -24,7 +24,7 @@ class Unlearned(ElboMethod):
         return OPERATORS[self.method_id]
 
     def file(self, group: str) -> str:
-        return f"{self.artifact()}/{file_name(self.groups.index(group), group)}"
+        return f"{self.artifact()}/{file_name(self.number(group), group)}"
 
     def sets(self) -> list[tuple[ModelRef, dict[str, ModelRef]]]:
         return [(ModelRef("base"), {g: ModelRef("base", self.file(g)) for g in self.groups})]

@@ -139,10 +139,15 @@ def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
         raise GudaError(f"{where}: {field}: {first['msg']} (settings: {known})") from None
 
 
+def recipes_folder() -> Path:
+    """What is shipped with the package: recipes/NAME.yaml, and sweeps in recipes/ablations/."""
+    here = Path(__file__).parents[1] / "recipes"  # in a wheel
+    return here if here.is_dir() else Path(__file__).parents[3] / "recipes"  # in a checkout
+
+
 def builtin_recipe(name: str) -> Recipe:
     """A recipe shipped with the package (recipes/NAME.yaml)."""
-    here = Path(__file__).parents[1] / "recipes"  # in a wheel
-    folder = here if here.is_dir() else Path(__file__).parents[3] / "recipes"  # in a checkout
+    folder = recipes_folder()
     if not (folder / f"{name}.yaml").is_file():
         known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
         raise GudaError(f"no recipe {name!r}; shipped recipes: {known}")

@@ -8,6 +8,7 @@
     RUN/queries/<set>/  the pictures to attribute
     RUN/terms/          squared errors, one immutable part per (plan, shard, model, round)
     RUN/scores/<set>/   one parquet per method
+    RUN/tune/, RUN/ablations/  what `guda tune` tried and chose; tables of `guda ablate`
     RUN/timings/        wall times, apart from files that must be identical
     RUN/evaluation.json, RUN/report.html
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries, run_schedule
 from guda.verbs.work import Engine, check_fitted
 
+T = TypeVar("T")
+
 
 def score(
     run: Run, name: str, methods: Sequence[str], engine: Engine, stop: str | None = None, band: str | None = None
@@ -39,12 +42,17 @@ def score(
     if rule is not None:
         for found in chosen:
             check_race(found)  # all of them before the first is raced
-    if any(isinstance(m, ElboMethod) for m in chosen):
+    return prepared(run, chosen, engine, lambda: _score(run, queries, chosen, engine, rule, bands))
+
+
+def prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable[[], T]) -> T:
+    """`work()` once the machine is probed and the pilot made, again with smaller blocks where one does not fit."""
+    if any(isinstance(m, ElboMethod) for m in methods):
         probe(run, load_model(run, "base"))
     while True:
         try:
-            engine(run, pilot_tasks(run, chosen), "pilot")
-            return _score(run, queries, chosen, engine, rule, bands)
+            engine(run, pilot_tasks(run, methods), "pilot")
+            return work()
         except OutOfMemory:
             halve_block(run)  # the terms of the smaller block go under a key of their own
 
