@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import guda.counterfactuals.operators  # noqa: F401  registers the operators
 from guda.counterfactuals.bank import file_name
 from guda.counterfactuals.unlearn import OPERATORS, unlearn_group
+from guda.data.queries import Queries
 from guda.diffusion.models import load_data, load_model, model_files
 from guda.engine.tasks import Task
 from guda.methods.base import METHODS
 from guda.methods.elbo import ElboMethod
+from guda.methods.reference import Reference, reference, reference_scores, reference_tasks
 from guda.runs import progress
 from guda.runs.recipe import parse_config
 from guda.runs.run import Run
+from guda.scoring.bands import Bands
+from guda.scoring.drift import Drift, measure
 from guda.scoring.terms import ModelRef
 
 
 class Unlearned(ElboMethod):
+    @property
+    def folder(self) -> str:
+        return self.artifact()
+
     def file(self, group: str) -> str:
-        return f"{self.artifact()}/{file_name(self.groups.index(group), group)}"
+        return f"{self.folder}/{file_name(self.groups.index(group), group)}"
 
     def sets(self) -> list[tuple[ModelRef, dict[str, ModelRef]]]:
         return [(ModelRef("base"), {g: ModelRef("base", self.file(g)) for g in self.groups})]
@@ -34,6 +44,22 @@ class Unlearned(ElboMethod):
             )
             for group in self.groups
         ]  # fmt: skip
+
+    def score(self, queries: Queries, planned: set[str]) -> list[Task]:
+        tasks = super().score(queries, planned)
+        if self.run.recipe.scoring.drift == "subtract":
+            tasks += reference_tasks(self, reference(self.run), planned)
+        return tasks
+
+    def drift(self, bands: Bands | None = None) -> Drift | None:
+        if self.run.recipe.scoring.drift == "keep":
+            return None
+        images = reference(self.run)
+        return measure(reference_scores(self, images, bands), self.outside(images))
+
+    def outside(self, images: Reference) -> np.ndarray:
+        """bool [images, groups]: which reference images are no part of the group."""
+        return images.group[:, None] != np.arange(len(self.groups))
 
     def fit_evals(self) -> float:
         return float(OPERATORS[self.method_id].fit_evals(self.config))
