@@ -25,8 +25,8 @@ def tables(found: Health) -> Iterator[Any]:
     matrix = np.array(found.matrix)
     digits = decimals(matrix)
     small = len(found.groups) <= COLUMNS
-    yield Text(f"{found.method}: nats by which the model without a group (row) explains training images of each group")
-    yield Text(f"(column) worse than the full model; {found.estimand}; {sum(found.images)} images", "dim")
+    yield Text(f"{found.method}: nats; {found.sign}", "bold")
+    yield Text(f"rows: the group taken out; columns: whose training images ({sum(found.images)}); {found.estimand}")
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("without", no_wrap=True, max_width=NAME)
     for title in [*(found.groups if small else []), *([] if small else ["itself", "largest leak"]), "drift [95 %]"]:
@@ -43,9 +43,8 @@ def tables(found: Health) -> Iterator[Any]:
             ]
         table.add_row(Text(name), *cells, Text(drift_text(found.drift[k], digits)))
     yield table
-    yield Text(
-        f"diagonal: forgetting; beside it: leakage; drift: mean over all other groups. Measured on {found.note}."
-    )
+    yield Text("diagonal: forgetting; off it: leakage; drift: mean over the images of all other groups", "dim")
+    yield Text(found.note, "dim")
 
 
 def drift_text(figure: DriftFigure, digits: int) -> str:
