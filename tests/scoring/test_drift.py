@@ -79,7 +79,8 @@ def test_ranks_see_the_shift_and_the_error_of_it():
                 np.testing.assert_allclose(gap[j, k], plain.mean[j] - plain.mean[k] - drift.mean[j] + drift.mean[k])
                 np.testing.assert_allclose(error[j, k], np.sqrt(own + extra) if j != k else 0, atol=1e-6)
     sure = measure(np.tile([0.0, 50.0, 0.0], (15, 1)), OUTSIDE)  # one group has drifted far, and all images say so
-    without, subtracted = rank_columns(D + [[0], [10], [0]]), rank_columns(sure.spread(D + [[0], [10], [0]]), sure.cov)
+    drifted = D + np.array([[0], [10], [0]])  # in each of five strata
+    without, subtracted = rank_columns(drifted), rank_columns(sure.spread(drifted), sure.cov)
     assert (without["p_first"][:, 1] > 0.99).all()
     np.testing.assert_allclose(subtracted["p_first"], rank_columns(D)["p_first"], atol=0.02)
 

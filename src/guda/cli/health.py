@@ -5,49 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from guda.report.numbers import signed
+import numpy as np
+
+from guda.report.numbers import decimals, interval, plain, signed
 
 if TYPE_CHECKING:
-    from guda.methods.health import DriftFigure, Health
+    from guda.methods.health import Health
 
-COLUMNS = 16  # groups whose columns a terminal takes; with more, only the largest leak is shown
-NAME = 12
+NAME = 16  # characters of a group's name
 
 
-def tables(found: Health) -> Iterator[Any]:
-    """Things for rich to print."""
-    import numpy as np
+def tables(found: Health, width: int) -> Iterator[Any]:
+    """Things for rich to print: the whole matrix where it fits, else each row's largest leak."""
     from rich.table import Table
     from rich.text import Text
 
-    from guda.report.numbers import decimals
-
     matrix = np.array(found.matrix)
-    digits = decimals(matrix)
-    small = len(found.groups) <= COLUMNS
-    yield Text(f"{found.method}: nats; {found.sign}", "bold")
-    yield Text(f"rows: the group taken out; columns: whose training images ({sum(found.images)}); {found.estimand}")
+    names = [name if len(name) <= NAME else name[: NAME - 1] + "…" for name in found.groups]
+    beside = np.where(np.eye(len(matrix), dtype=bool), 0.0, matrix)  # the leakage
+    digits = min(decimals(beside), 2)
+    cells = [[signed(v, digits) for v in row] for row in matrix]
+    drift = [f"{signed(d.mean, digits)} {interval(d.lo, d.hi, digits)}" for d in found.drift]
+    errors = [f"{signed(d.mean, digits)} ± {plain(d.stderr, digits)}" for d in found.drift]
+    columns = [max(len(names[j]), *(len(row[j]) for row in cells)) for j in range(len(names))]
+    whole = sum(c + 2 for c in columns) + max(map(len, names)) + max(map(len, errors)) + 4 <= width
     table = Table(box=None, pad_edge=False, padding=(0, 1))
-    table.add_column("without", no_wrap=True, max_width=NAME)
-    for title in [*(found.groups if small else []), *([] if small else ["itself", "largest leak"]), "drift [95 %]"]:
-        table.add_column(Text(title), justify="right", no_wrap=True, max_width=max(NAME, 28))
-    for k, name in enumerate(found.groups):
-        if small:
-            cells = [Text(signed(v, digits), "bold" if j == k else "") for j, v in enumerate(matrix[k])]
+    table.add_column("without", no_wrap=True)
+    for title in ["drift", *names] if whole else ["drift [95 %]", "itself", "largest leak"]:
+        table.add_column(Text(title), justify="right", no_wrap=True)
+    for k, name in enumerate(names):
+        if whole:
+            shown = [Text(text, "bold" if j == k else "") for j, text in enumerate(cells[k])]
         else:
-            others = np.where(np.arange(len(matrix)) == k, 0.0, np.abs(matrix[k]))
-            j = int(others.argmax())
-            cells = [
-                Text(signed(matrix[k, k], digits), "bold"),
-                Text(f"{found.groups[j]} {signed(matrix[k, j], digits)}"),
-            ]
-        table.add_row(Text(name), *cells, Text(drift_text(found.drift[k], digits)))
+            j = int(np.abs(beside[k]).argmax())
+            shown = [Text(cells[k][k], "bold"), Text(f"{names[j]} {cells[k][j]}")]
+        table.add_row(Text(name), Text(errors[k] if whole else drift[k]), *shown)
+    yield Text(f"{found.method}: nats; positive = images explained worse without the group", "bold")
+    yield Text(f"{found.estimand}; on {sum(found.images)} {found.note}", "dim")
     yield table
-    yield Text("diagonal: forgetting; off it: leakage; drift: mean over the images of all other groups", "dim")
-    yield Text(found.note, "dim")
-
-
-def drift_text(figure: DriftFigure, digits: int) -> str:
-    from guda.report.numbers import interval
-
-    return f"{signed(figure.mean, digits)} {interval(figure.lo, figure.hi, digits)}"
+    if whole:
+        yield Text("rows: the group taken out; columns: whose images; diagonal: forgetting; off it: leakage", "dim")
+    yield Text("drift: mean over the images of all other groups" + (", ± standard error" if whole else ""), "dim")

@@ -343,7 +343,7 @@ def health(
 
     console = Console()
     for measured in found.values():
-        console.print(*tables(measured), sep="\n")
+        console.print(*tables(measured, console.width), sep="\n")
 
 
 @app.command()
