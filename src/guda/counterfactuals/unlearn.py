@@ -117,9 +117,8 @@ class Operator(ABC):
     summary: ClassVar[str] = ""  # one line: what it does
     Config: ClassVar[type[UnlearnConfig]] = UnlearnConfig
     conditional: ClassVar[bool | None] = False  # False: unconditional models only; True: conditional only; None: any
-    needs_conditional: ClassVar[bool] = (
-        False  # made with a fifth argument: a group-conditional Denoiser with null label
-    )
+    needs_conditional: ClassVar[bool] = False  # made with a fifth argument: a group-conditional Denoiser, null label
+    regroupable: ClassVar[bool] = True  # False: it needs the data's own groups, so random ones cannot be unlearned
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
         self.teacher, self.data, self.group, self.config = teacher, data, group, config

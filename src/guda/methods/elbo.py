@@ -18,6 +18,7 @@ from guda.diffusion.models import load_data
 from guda.engine.tasks import Task
 from guda.methods.base import Method
 from guda.scoring.bands import Bands
+from guda.scoring.drift import Drift
 from guda.scoring.estimate import difference, stack_estimates
 from guda.scoring.pilot import run_plan
 from guda.scoring.ranks import rank_columns
@@ -70,6 +71,10 @@ class ElboMethod(Method):
         """How much each set counts at t; they sum to one."""
         return [1 / n_sets] * n_sets
 
+    def drift(self, bands: Bands | None = None) -> Drift | None:
+        """What is subtracted from every score of a group; only unlearned models have it, and only when asked."""
+        return None
+
     def contributions(self, sets: list[Set], read: Reader) -> np.ndarray:
         """Paired nats [R, Q, G, S], the mean over sets."""
         shares = self.shares(read(sets[0][0]).t, len(sets))
@@ -83,13 +88,16 @@ class ElboMethod(Method):
 
     def combine(self, queries: Queries, sets: list[Set], name: str, read: Reader, bands: Bands | None) -> Scores:
         plan = run_plan(self.run)
-        d = self.contributions(sets, read)
-        found = [difference(d[:, :, g], grid=bool(plan.grid)) for g in range(len(self.groups))]
+        d, drift = self.contributions(sets, read), self.drift(bands)
+        if drift is not None:
+            d = drift.spread(d)
+        found = stack_estimates([difference(d[:, :, g], grid=bool(plan.grid)) for g in range(len(self.groups))])
+        estimand = plan.estimand + (f", bands {bands.name} only" if bands else "")
         return Scores(
-            method=name, unit=self.unit, estimand=plan.estimand + (f", bands {bands.name} only" if bands else ""),
+            method=name, unit=self.unit, estimand=estimand + (", drift subtracted" if drift else ""),
             queries=queries.ids, groups=self.groups,
             n_evals=2 * len(sets) * plan.evals_per_round * self.run.recipe.scoring.rounds,
-            **stack_estimates(found), **rank_columns(d),
+            **(drift.widen(found) if drift else found), **rank_columns(d, drift.cov if drift else 0.0),
         )  # fmt: skip
 
     def score_evals(self, queries: Queries) -> float:

@@ -82,6 +82,10 @@ class ScoringConfig(Config):
     seed: int = Field(0, ge=0, description="Seed of the scoring noise.")
     block: int = Field(256, gt=0, description="Images per network call (short blocks are padded).")
     shard: int = Field(32, gt=0, description="Queries per task; belongs to the run, not to the machine.")
+    drift: Literal["keep", "subtract"] = Field(
+        "keep", description="subtract: unlearned scores less what unlearning does to other groups' training images."
+    )
+    reference: int = Field(20, ge=2, description="Training images of each group that health and drift are measured on.")
 
 
 class EvaluationConfig(Config):
