@@ -59,6 +59,10 @@ class Method(ABC):
         value = identity or self.config.model_dump(mode="json")
         return f"artifacts/{self.method_id}-{digest(value, 8)}"
 
+    def parts(self) -> tuple[str, ...]:
+        """Methods whose work this one's scores are made of, for adding up time; itself, unless it combines others."""
+        return (self.method_id,)
+
     def fitted(self) -> bool:
         return all(task.done(self.run) for task in self.fit())
 

@@ -58,6 +58,9 @@ class Hybrid(ElboMethod):
     def fit(self) -> list[Task]:
         return [task for half in self.halves for task in half.fit()]
 
+    def parts(self) -> tuple[str, ...]:
+        return tuple(half.method_id for half in self.halves)
+
     def fit_evals(self) -> float:
         return sum(half.fit_evals() for half in self.halves)
 

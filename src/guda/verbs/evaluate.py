@@ -36,8 +36,9 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
     for method in [*methods, oracle]:
         m = method.method_id
         costs[m] = Cost(
-            fit_evals=method.fit_evals(), fit_seconds=run.seconds(f"fit/{m}"),
-            score_evals=method.score_evals(queries), score_seconds=run.seconds(f"score/{name}/{m}/{terms}"),
+            fit_evals=method.fit_evals(), fit_seconds=_seconds(run, [f"fit/{p}" for p in method.parts()]),
+            score_evals=method.score_evals(queries),
+            score_seconds=_seconds(run, [f"score/{name}/{p}/{terms}" for p in method.parts()]),
         )  # fmt: skip
         if method is not oracle and method.fit_evals() > 0:
             figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / method.fit_evals()
@@ -51,6 +52,11 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
     write_json(run.path("scores", name, "evaluation.json"), value)
     write_json(run.path("evaluation.json"), value)
     return entry
+
+
+def _seconds(run: Run, stages: list[str]) -> float | None:
+    found = [s for stage in stages if (s := run.seconds(stage)) is not None]
+    return sum(found) if found else None
 
 
 def evaluate_bands(run: Run, name: str) -> dict[str, dict[str, float]]:
