@@ -55,6 +55,8 @@ def attribute(
 
     settings = {"plan": "stratified" if pilot is None else "importance"} | settings
     config: ScoringConfig = parse_config(ScoringConfig, settings, "scoring")
+    if config.drift == "subtract":
+        raise GudaError("drift is measured on a run's training images; in Python score with drift='keep'")
     queries.check_shape(model.shape)
     bench = Workbench(model, model.digest())
     density = None

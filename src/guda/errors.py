@@ -5,6 +5,10 @@ class GudaError(Exception):
     """Shown as one line; the command line exits with code 2."""
 
 
+class NotFinite(GudaError):
+    """NaN or infinity where numbers should be: too large a learning rate, say. A trial of many may end so."""
+
+
 class Mismatch(GudaError):
     """Something on disk was made from other inputs than those given now; shows both values."""
 

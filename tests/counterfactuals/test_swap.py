@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from guda.counterfactuals.bank import Counterfactual
+from guda.counterfactuals.packing import Packing
+from guda.counterfactuals.student import Student
 from guda.counterfactuals.swap import Workbench
+from guda.counterfactuals.unlearn import UnlearnConfig
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.errors import GudaError, Mismatch
@@ -28,6 +31,14 @@ def changed(base: Denoiser, seed: int, every: int = 1) -> dict[str, torch.Tensor
     }
 
 
+def adapter(base: Denoiser) -> Counterfactual:
+    student = Student(base, UnlearnConfig(store="lora:2"), "lora")
+    with torch.no_grad():
+        for p in student.parameters:
+            p.add_(0.05)
+    return student.counterfactual("lora", "m")
+
+
 @pytest.fixture
 def cases(base: Denoiser) -> dict[str, Counterfactual | None]:
     return {
@@ -36,14 +47,21 @@ def cases(base: Denoiser) -> dict[str, Counterfactual | None]:
         "some": Counterfactual.delta(base, changed(base, 2, every=3), "some", "m"),
         "others": Counterfactual.delta(base, changed(base, 3, every=4), "others", "m"),
         "weights": Counterfactual("weights", "weights", "", "logo", changed(base, 4)),
+        "bf16": Packing.parse("bf16").pack(Counterfactual.delta(base, changed(base, 5, every=2), "bf16", "m")),
+        "lowrank": Packing.parse("lowrank:2").pack(Counterfactual.delta(base, changed(base, 6), "lowrank", "m")),
+        "lora": adapter(base),
     }
 
 
-ORDERS = (["base", "all", "base", "some", "others", "weights", "some", "base"], ["weights", "others", "all", "base"])
+ORDERS = (
+    ["base", "all", "base", "some", "others", "weights", "some", "base"],
+    ["weights", "others", "all", "base"],
+    ["lora", "base", "lowrank", "base", "bf16", "base", "lowrank", "lora", "some", "weights", "bf16", "lora", "base"],
+)
 
 
 @pytest.mark.parametrize("settings", [Settings(4), Settings(4, channels_last=True)], ids=["plain", "channels_last"])
-@pytest.mark.parametrize("order", ORDERS, ids=["there and back", "another"])
+@pytest.mark.parametrize("order", ORDERS, ids=["there and back", "another", "every kind"])
 def test_swaps_are_bitwise_what_apply_makes(
     base: Denoiser, cases: dict[str, Counterfactual | None], order: list[str], settings: Settings
 ) -> None:

@@ -43,8 +43,8 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(int(np.prod(draws.eps.shape[:3])))
         return real(denoiser, draws, block, cond)
 
-    real = terms.squared_errors
-    monkeypatch.setattr(terms, "squared_errors", spy)
+    real = terms.all_squared_errors
+    monkeypatch.setattr(terms, "all_squared_errors", spy)
     return asked
 
 

@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from guda import __version__
+from guda.cli import experiments
+from guda.cli.bank import app as bank
+from guda.cli.options import Json, Method, QuerySet, RunFolder, Workers
+from guda.cli.options import make_engine as _engine
+from guda.cli.options import say as _say
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -28,29 +33,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RunFolder = Annotated[Path, typer.Argument(help="The run folder.", show_default=False)]
-Workers = Annotated[int | None, typer.Option(help="Worker processes; default: one per core.", min=1)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
-Method = Annotated[list[str] | None, typer.Option("--method", "-m", help="Method id; repeat for several.")]
-QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder of pictures, or a query set's name.")]
-
-
-def _engine(workers: int | None, quiet: bool):  # type: ignore[no-untyped-def]
-    from guda.cli.show import Display
-    from guda.verbs import local_engine
-
-    display = Display(quiet)
-    engine = local_engine(workers, display.watch)
-
-    def run(*args):  # type: ignore[no-untyped-def]
-        with display:
-            return engine(*args)
-
-    return run
-
-
-def _say(value: dict[str, Any], text: str, as_json: bool) -> None:
-    print(json.dumps(value, ensure_ascii=False) if as_json else text)
+Drift = Annotated[
+    str | None, typer.Option(help="keep, or subtract: less what unlearning does to other groups; kept in the recipe.")
+]
 
 
 def _version(show: bool) -> None:
@@ -184,6 +169,9 @@ def fit(
         list[str] | None,
         typer.Option("--set", help="A setting of the method, e.g. --set steps=200; kept in the recipe."),
     ] = None,
+    placebos: Annotated[
+        int, typer.Option(help="Unlearn so many random groups too: what a score is where there is no group.", min=0)
+    ] = 0,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
@@ -199,8 +187,12 @@ def fit(
         raise GudaError(
             f"the recipe of {run} names no method to fit (logo is fitted only when asked for); give --method"
         )
-    done = verbs.fit(folder, methods, _engine(workers, as_json))
-    _say({"methods": methods, "tasks_run": done}, f"Fitted {', '.join(methods)} ({done} tasks run).", as_json)
+    done = verbs.fit(folder, methods, _engine(workers, as_json), placebos)
+    _say(
+        {"methods": methods, "placebos": placebos, "tasks_run": done},
+        f"Fitted {', '.join(methods)} ({done} tasks run).",
+        as_json,
+    )
 
 
 @app.command()
@@ -235,6 +227,7 @@ def score(
         str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000; another estimand, named as such.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of draws; kept in the recipe.", min=1)] = None,
+    drift: Drift = None,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
@@ -247,10 +240,11 @@ def score(
     if not methods:
         raise GudaError(f"nothing is fitted in {run} yet; run: guda fit {run}")
     verbs.check_fitted(folder, methods)  # before a folder of queries is taken in
-    variant = verbs.variant(folder, stop, band)
-    verbs.change_scoring(folder, rounds=rounds)
+    variant = verbs.variant(folder, stop, band, drift)
+    verbs.change_scoring(folder, rounds=rounds, drift=drift)
     chosen = verbs.choose_or_add_queries(folder, queries, name)
     results = verbs.score(folder, chosen, methods, _engine(workers, as_json), stop, band)
+    nulls = {m: verbs.placebo_null(folder, chosen, m, variant) for m in results}
     lines = []
     for found in results.values():
         lines.append(f"{found.method} ({found.unit}; positive = the group mattered; {found.estimand})")
@@ -262,10 +256,19 @@ def score(
         if len(found.queries) > len(shown):
             more = verbs.scores_path(folder, chosen, found.method, variant)
             lines.append(f"  ... {len(found.queries) - len(shown)} more in {more}")
+        if null := nulls[found.method]:
+            clear = int(null.clears(found).sum())
+            lines.append(f"  {null.sentence(found.unit)};")
+            lines.append(f"  the first group is above that for {clear} of {len(found.queries)} pictures")
     value = {
         "queries": chosen,
         "scores": {
-            m: {"path": str(verbs.scores_path(folder, chosen, m, variant)), "unit": s.unit, "estimand": s.estimand}
+            m: {
+                "path": str(verbs.scores_path(folder, chosen, m, variant)),
+                "unit": s.unit,
+                "estimand": s.estimand,
+                "placebo": null.to_json(s) if (null := nulls[m]) else None,
+            }
             for m, s in results.items()
         },
     }
@@ -278,6 +281,7 @@ def evaluate(
     queries: QuerySet = None,
     band: Annotated[str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000.")] = None,
     bands: Annotated[bool, typer.Option("--bands", help="Top-1 in each noise band, against its own ceiling.")] = False,
+    drift: Drift = None,
     as_json: Json = False,
 ) -> None:
     """Compare every scored method with the LOGO oracle: six metrics, intervals, ceiling."""
@@ -286,12 +290,42 @@ def evaluate(
 
     folder = Run.open(run)
     chosen = verbs.choose_queries(folder, queries)
+    verbs.change_scoring(folder, drift=drift)
     if not bands:
         return _show_evaluation(folder.recipe.name, verbs.evaluate(folder, chosen, band), as_json)
     table = verbs.evaluate_bands(folder, chosen)
     lines = ["Top-1 by noise band, each against its own oracle and ceiling"]
     lines += [f"  t in {b:<10}" + "   ".join(f"{m} {x:.2f}" for m, x in row.items()) for b, row in table.items()]
     _say(table, "\n".join(lines), as_json)
+
+
+@app.command()
+def health(
+    run: RunFolder,
+    method: Method = None,
+    n: Annotated[
+        int | None, typer.Option("-n", help="Training images of each group; kept in the recipe.", min=2)
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """How far the counterfactuals can be trusted: what they do to training images of every group."""
+    from guda import verbs
+    from guda.runs.run import Run
+
+    folder = Run.open(run)
+    methods = method or verbs.health_methods(folder)
+    found = verbs.health(folder, methods, _engine(workers, as_json), n)
+    if as_json:
+        print(json.dumps({m: h.model_dump(mode="json") for m, h in found.items()}, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    from guda.cli.health import tables
+
+    console = Console()
+    for measured in found.values():
+        console.print(*tables(measured, console.width), sep="\n")
 
 
 @app.command()
@@ -343,6 +377,11 @@ def status(run: RunFolder, as_json: Json = False) -> None:
         f"  report   {value['report'] or 'none'}",
     ]
     _say(value, "\n".join(lines), as_json)
+
+
+app.add_typer(bank, name="bank")
+app.command()(experiments.tune)
+app.command()(experiments.ablate)
 
 
 def main() -> None:

@@ -1,33 +1,40 @@
 """Counterfactuals and where they are kept: theta without group k, stored as what changed, bound to its base.
 
-A Counterfactual is `apply(denoiser) -> Denoiser`. An unlearned model is a dense delta on its base; a LOGO retraining
-is a set of weights of its own. Each is one safetensors file whose header says which group, which base and by what
-it was made; a delta is refused on any other base.
+A Counterfactual is `apply(denoiser) -> Denoiser`. An unlearned model is a change to its base, whole or factored; a
+LOGO retraining is a set of weights of its own. Each is one safetensors file whose header says which group, which base
+and by what it was made; a change is refused on any other base.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from guda.counterfactuals.lowrank import changes
 from guda.diffusion.denoiser import Denoiser, weights_digest
 from guda.errors import GudaError, Mismatch
-from guda.runs.store import digest, read_tensors, write_tensors
+from guda.runs.store import HEADER, digest, read_tensors, write_tensors
+
+KINDS = ("delta", "lowrank", "lora", "weights")
 
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """`tensors` are differences to the base's weights (kind "delta") or the weights themselves ("weights")."""
+    """`tensors` are differences to the base's weights, whole (kind "delta") or some of them as two factors ("lowrank",
+    "lora"), or the weights themselves ("weights"). They are added in the base's precision whatever their own."""
 
     kind: str
     group: str
     base: str  # digest of the base's weights
     method: str
     tensors: dict[str, torch.Tensor]
+    about: dict[str, int] = field(default_factory=dict)  # "rank", and "alpha" of an adapter
 
     @classmethod
     def delta(cls, base: Denoiser, weights: Mapping[str, torch.Tensor], group: str, method: str) -> Counterfactual:
@@ -36,35 +43,93 @@ class Counterfactual:
         tensors = {k: v.cpu() - old[k].cpu() for k, v in weights.items() if not torch.equal(v.cpu(), old[k].cpu())}
         return cls("delta", group, base.digest(), method, tensors)
 
-    def apply(self, base: Denoiser) -> Denoiser:
-        """The counterfactual network; `base` is left alone."""
+    @torch.no_grad()
+    def changed(self, base: Denoiser, known: str | None = None) -> dict[str, torch.Tensor]:
+        """The new values of the weights that change. `known`: the base's digest, where it was computed before."""
+        where, old = f"the model without {self.group!r}", base.weights()
         if self.kind == "weights":
-            return base.with_weights(self.tensors)
-        if base.digest() != self.base:
+            base.check_weights(self.tensors, where)
+            return {k: v.to(old[k]) for k, v in self.tensors.items()}
+        if (known := known or base.digest()) != self.base:
             raise Mismatch(
-                f"counterfactual without {self.group!r}: base model", self.base, base.digest(),
+                f"counterfactual without {self.group!r}: base model", self.base, known,
                 "a delta fits only the model it was made from; fit again",
             )  # fmt: skip
-        old = base.weights()
-        return base.with_weights({k: v + self.tensors[k].to(v) if k in self.tensors else v for k, v in old.items()})
+        scale = self.about["alpha"] / self.about["rank"] if self.kind == "lora" else 1.0
+        return {k: old[k] + v.to(old[k]) for k, v in changes(self.tensors, old, scale, where)}
+
+    def apply(self, base: Denoiser) -> Denoiser:
+        """The counterfactual network; `base` is left alone."""
+        return base.with_weights(base.weights() | self.changed(base))
+
+    def header(self) -> dict[str, Any]:
+        header = {"kind": self.kind, "group": self.group, "base": self.base, "method": self.method}
+        return header | ({"about": self.about} if self.about else {})
+
+    def digest(self) -> str:
+        """Identity of header and weights."""
+        # numpy has no bfloat16; the same bits under another name
+        plain = {k: v.view(torch.int16) if v.dtype == torch.bfloat16 else v for k, v in self.tensors.items()}
+        return digest([self.header(), weights_digest(plain)], 64)
 
     def save(self, path: Path) -> None:
-        header = {"kind": self.kind, "group": self.group, "base": self.base, "method": self.method}
-        write_tensors(path, self.tensors, header | {"digest": digest([header, weights_digest(self.tensors)], 64)})
+        write_tensors(path, self.tensors, self.header() | {"digest": self.digest()})
 
     @classmethod
     def load(cls, path: Path) -> Counterfactual:
         tensors, header = read_tensors(path)
-        try:
-            found = cls(header["kind"], header["group"], header["base"], header["method"], tensors)
-        except KeyError as e:
-            raise GudaError(f"{path} is not a counterfactual of guda: its header has no {e}") from None
-        if found.kind not in ("delta", "weights"):
-            raise GudaError(f"{path}: unknown kind of counterfactual {found.kind!r}")
-        recorded = header.pop("digest", None)
-        if (actual := digest([header, weights_digest(tensors)], 64)) != recorded:  # of weights and header
-            raise Mismatch(f"{path} is damaged: digest", actual, recorded, "delete it and fit again")
+        found = cls(**_fields(header, path), tensors=tensors)
+        if (actual := found.digest()) != header.get("digest"):
+            raise Mismatch(f"{path} is damaged: digest", actual, header.get("digest"), "delete it and fit again")
         return found
+
+
+def _fields(header: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What a header says of a counterfactual."""
+    try:
+        found = {name: header[name] for name in ("kind", "group", "base", "method")}
+    except KeyError as e:
+        raise GudaError(f"{path} is not a counterfactual of guda: its header has no {e}") from None
+    if found["kind"] not in KINDS:
+        raise GudaError(f"{path}: unknown kind of counterfactual {found['kind']!r}")
+    about = header.get("about", {})
+    needed = {"lowrank": ("rank",), "lora": ("rank", "alpha")}.get(found["kind"], ())
+    if not isinstance(about, dict) or not all(isinstance(about.get(name), int) and about[name] > 0 for name in needed):
+        raise GudaError(f"{path} is damaged: its header lacks {' and '.join(needed)}; delete it and fit again")
+    return found | {"about": about}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A stored counterfactual seen from outside: its header, without reading the weights."""
+
+    kind: str
+    group: str
+    base: str
+    method: str
+    about: dict[str, int]
+    dtype: str  # of the stored numbers
+
+    @classmethod
+    def read(cls, path: Path) -> Card:
+        header, dtypes = read_header(path)
+        dtype = "+".join(sorted({d.lower().replace("f32", "fp32") for d in dtypes.values()})) or "-"
+        return cls(**_fields(header, path), dtype=dtype)
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Our header of a safetensors file, and the dtype of each of its tensors."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise GudaError(f"{path} does not exist")
+    try:
+        with safe_open(path, framework="pt") as f:
+            header = dict(f.metadata() or {})
+            header |= json.loads(header.pop(HEADER, "{}"))
+            return header, {k: f.get_slice(k).get_dtype() for k in f.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as e:
+        raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
 
 
 FILES = "[0-9]*.safetensors"

@@ -7,22 +7,35 @@ from typing import Any
 import torch
 
 from guda.counterfactuals.bank import Counterfactual
+from guda.counterfactuals.packing import Packing
 from guda.diffusion.denoiser import Denoiser
 
 
 class Student:
-    """`denoiser` is what the loss sees, `parameters` what the optimiser moves."""
+    """`denoiser` is what the loss sees, `parameters` what the optimiser moves: everything, or with `store = lora:R`
+    the adapters only, whose start is keyed by (config.seed, group)."""
 
-    def __init__(self, teacher: Denoiser, config: Any) -> None:
+    def __init__(self, teacher: Denoiser, config: Any, group: str = "") -> None:
         self.teacher, self.config = teacher, config
+        self.packing = Packing.parse(config.store)
         self.denoiser = teacher.clone()
+        if self.packing.kind == "lora":
+            from guda.counterfactuals.lora import wrap
+
+            wrap(self.denoiser.module, self.packing.rank, config.seed, group)
         self.parameters = [p for p in self.denoiser.module.parameters() if p.requires_grad]
 
     def counterfactual(self, group: str, method: str) -> Counterfactual:
         """What changed, ready for the bank."""
         self.denoiser.check_finite(f"unlearning {group!r} with {method}")
+        if self.packing.kind == "lora":
+            from guda.counterfactuals.lora import factors
+
+            tensors = self.packing.round(factors(self.denoiser.module))
+            about = {"rank": self.packing.rank, "alpha": self.packing.rank}
+            return Counterfactual("lora", group, self.teacher.digest(), method, tensors, about)
         weights = {k: v.detach().cpu().clone() for k, v in self.denoiser.module.state_dict().items()}
-        return Counterfactual.delta(self.teacher, weights, group, method)
+        return self.packing.pack(Counterfactual.delta(self.teacher, weights, group, method))
 
     def state(self) -> list[torch.Tensor]:
         """A copy of what moves, for keeping the best of several moments."""

@@ -6,7 +6,6 @@ import torch
 
 from guda.counterfactuals.bank import Counterfactual
 from guda.diffusion.denoiser import Denoiser
-from guda.errors import Mismatch
 
 
 class Workbench:
@@ -29,15 +28,8 @@ class Workbench:
         self._changed = set()
         if counterfactual is None:
             return self._copy
-        if counterfactual.kind == "weights":
-            self.base.check_weights(counterfactual.tensors, f"the model without {counterfactual.group!r}")
-        elif counterfactual.base != self.digest:
-            raise Mismatch(
-                f"counterfactual without {counterfactual.group!r}: base model", counterfactual.base, self.digest,
-                "a delta fits only the model it was made from; fit again",
-            )  # fmt: skip
-        for name, value in counterfactual.tensors.items():
-            new = value if counterfactual.kind == "weights" else self._mine[name] + value.to(self._mine[name])
-            theirs[name].copy_(new)
-            self._changed.add(name)
+        new = counterfactual.changed(self.base, self.digest)
+        for name, value in new.items():
+            theirs[name].copy_(value)
+        self._changed = set(new)
         return self._copy

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 
 from guda.counterfactuals.bank import Counterfactual
 from guda.counterfactuals.holdout import BATCHES, Patience, split
+from guda.counterfactuals.packing import Store
 from guda.counterfactuals.student import Student
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
@@ -54,6 +55,11 @@ class UnlearnConfig(Config):
     check_every: int = Field(10, gt=0, description="Steps between measurements on the held-out images.")
     patience: int = Field(3, gt=0, description="Stop after this many measurements without a better one; keep the best.")
     seed: int = Field(0, ge=0, description="Seed of batches, timesteps and noise.")
+    store: Store = Field(
+        "fp32",
+        description="How a counterfactual is kept: fp32, bf16, lowrank:RANK, lora:RANK (only adapters are trained); "
+        "factors may be rounded: lora:4:bf16.",
+    )
 
     @model_validator(mode="after")
     def _reaches_its_rate(self) -> UnlearnConfig:
@@ -111,9 +117,8 @@ class Operator(ABC):
     summary: ClassVar[str] = ""  # one line: what it does
     Config: ClassVar[type[UnlearnConfig]] = UnlearnConfig
     conditional: ClassVar[bool | None] = False  # False: unconditional models only; True: conditional only; None: any
-    needs_conditional: ClassVar[bool] = (
-        False  # made with a fifth argument: a group-conditional Denoiser with null label
-    )
+    needs_conditional: ClassVar[bool] = False  # made with a fifth argument: a group-conditional Denoiser, null label
+    regroupable: ClassVar[bool] = True  # False: it needs the data's own groups, so random ones cannot be unlearned
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
         self.teacher, self.data, self.group, self.config = teacher, data, group, config
@@ -213,7 +218,7 @@ def unlearn_group(
     from diffusers.training_utils import EMAModel
 
     rule = make_operator(operator_id, teacher, data, group, config, conditional)
-    student = Student(teacher, config)
+    student = Student(teacher, config, group)
     optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=0.0, fused=True)
     schedule = (
         get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)

@@ -21,7 +21,7 @@ from torch import nn
 from guda.data.pixels import to_float, to_uint8
 from guda.diffusion.cond import Cond
 from guda.diffusion.schedule import Schedule
-from guda.errors import GudaError
+from guda.errors import GudaError, NotFinite
 from guda.runs.store import digest_arrays
 
 
@@ -104,6 +104,10 @@ class Denoiser:
         out = self.module(x_t, t, **(cond.tensors if cond is not None else {}))
         return out if isinstance(out, torch.Tensor) else out.sample
 
+    def raws(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
+        """Native outputs of all the models this one answers for, [K, *x_t.shape]: one, but for counterfactual rules."""
+        return self.raw(x_t, t, cond)[None]
+
     def eps(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
         return self.schedule.to_eps(self.raw(x_t, t, cond), x_t, t)
 
@@ -159,7 +163,7 @@ class Denoiser:
     def check_finite(self, where: str) -> None:
         for name, value in self.weights().items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise GudaError(f"{where}: weight {name!r} holds NaN or infinity; the checkpoint is broken")
+                raise NotFinite(f"{where}: weight {name!r} holds NaN or infinity; the checkpoint is broken")
 
     def check_weights(self, state: Mapping[str, torch.Tensor], where: str) -> None:
         mine = self.weights()

@@ -146,6 +146,13 @@ class Schedule:
         a, s = self.coefficients(t, x0)
         return a * eps - s * x0
 
+    def output_change(self, x0_change: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """By how much the network's native output moves when its prediction of x_0 moves by `x0_change`."""
+        if self.prediction == "sample":
+            return x0_change
+        a, s = self.coefficients(t, x0_change)
+        return -x0_change / s if self.prediction == "v_prediction" else -(a / s) * x0_change
+
     def describe(self) -> str:
         snr = math.exp(min(self.log_snr[0], 700))
         return f"T={self.T}, predicts {self.prediction}, t_max={self.t_max}, SNR_0={snr:.3g}"

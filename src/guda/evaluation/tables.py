@@ -47,14 +47,14 @@ def human_time(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02d} h"
 
 
-def _figure(figure: Figure | None) -> str:
+def figure_text(figure: Figure | None) -> str:
     return MISSING if figure is None else f"{figure.mean:.2f} [{figure.lo:.2f}, {figure.hi:.2f}]"
 
 
 def _row(name: str, metrics: Mapping[str, Figure], cost: Cost) -> tuple[str, ...]:
     return (
         name,
-        *(_figure(metrics.get(metric)) for metric in SIX),
+        *(figure_text(metrics.get(metric)) for metric in SIX),
         human_count(cost.fit_evals),
         human_time(cost.fit_seconds),
         human_count(cost.score_evals),

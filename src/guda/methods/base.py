@@ -81,7 +81,9 @@ def method(name: str) -> Callable[[type[Method]], type[Method]]:
 def _load_all() -> None:
     from importlib.metadata import entry_points
 
+    import guda.methods.hybrid
     import guda.methods.logo
+    import guda.methods.posterior
     import guda.methods.similarity
     import guda.methods.unlearned  # noqa: F401
 

@@ -2,8 +2,8 @@
 
     score_k = ELBO(full) - ELBO(without k), nats, positive = the group mattered
 
-With several sets of counterfactuals (LOGO seeds) the score is the mean over sets, taken draw by draw so that its
-error bar is that of the mean.
+With several sets of counterfactuals (LOGO seeds; the halves of a hybrid) the score is their mean, weighted by t where
+the method says so, taken draw by draw so that its error bar is that of the mean.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from guda.diffusion.models import load_data
 from guda.engine.tasks import Task
 from guda.methods.base import Method
 from guda.scoring.bands import Bands
+from guda.scoring.drift import Drift
 from guda.scoring.estimate import difference, stack_estimates
 from guda.scoring.pilot import run_plan
 from guda.scoring.ranks import rank_columns
@@ -29,13 +30,19 @@ Reader = Callable[[ModelRef], Terms]
 
 
 class ElboMethod(Method):
+    only: tuple[str, ...] | None = None  # the groups to fit and to compare; None: all (tuning makes do with a few)
+
     @abstractmethod
     def sets(self) -> list[Set]:
         """One set per retraining; unlearned methods have one."""
 
     @property
     def groups(self) -> tuple[str, ...]:
-        return load_data(self.run).groups.names
+        return self.only or load_data(self.run).groups.names
+
+    def number(self, group: str) -> int:
+        """Its number among all groups, which names its files, whatever `only` says."""
+        return load_data(self.run).groups.index(group)
 
     def models(self) -> list[ModelRef]:
         """Every model a scoring needs, each once."""
@@ -60,19 +67,37 @@ class ElboMethod(Method):
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         return self.combine(queries, self.sets(), self.method_id, self.reader(queries, bands), bands)
 
+    def shares(self, t: np.ndarray, n_sets: int) -> list[np.ndarray | float]:
+        """How much each set counts at t; they sum to one."""
+        return [1 / n_sets] * n_sets
+
+    def drift(self, bands: Bands | None = None) -> Drift | None:
+        """What is subtracted from every score of a group; only unlearned models have it, and only when asked."""
+        return None
+
     def contributions(self, sets: list[Set], read: Reader) -> np.ndarray:
         """Paired nats [R, Q, G, S], the mean over sets."""
-        return np.stack([np.mean([read(c[g]).kl - read(f).kl for f, c in sets], axis=0) for g in self.groups], axis=2)
+        shares = self.shares(read(sets[0][0]).t, len(sets))
+        return np.stack(
+            [
+                np.sum([w * (read(c[g]).kl - read(f).kl) for w, (f, c) in zip(shares, sets, strict=True)], axis=0)
+                for g in self.groups
+            ],
+            axis=2,
+        )
 
     def combine(self, queries: Queries, sets: list[Set], name: str, read: Reader, bands: Bands | None) -> Scores:
         plan = run_plan(self.run)
-        d = self.contributions(sets, read)
-        found = [difference(d[:, :, g], grid=bool(plan.grid)) for g in range(len(self.groups))]
+        d, drift = self.contributions(sets, read), self.drift(bands)
+        if drift is not None:
+            d = drift.spread(d)
+        found = stack_estimates([difference(d[:, :, g], grid=bool(plan.grid)) for g in range(len(self.groups))])
+        estimand = plan.estimand + (f", bands {bands.name} only" if bands else "")
         return Scores(
-            method=name, unit=self.unit, estimand=plan.estimand + (f", bands {bands.name} only" if bands else ""),
+            method=name, unit=self.unit, estimand=estimand + (", drift subtracted" if drift else ""),
             queries=queries.ids, groups=self.groups,
             n_evals=2 * len(sets) * plan.evals_per_round * self.run.recipe.scoring.rounds,
-            **stack_estimates(found), **rank_columns(d),
+            **(drift.widen(found) if drift else found), **rank_columns(d, drift.cov if drift else 0.0),
         )  # fmt: skip
 
     def score_evals(self, queries: Queries) -> float:

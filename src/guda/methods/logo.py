@@ -64,7 +64,7 @@ class Logo(ElboMethod):
         return self.artifact(coupled=self.config.coupled, training=self.run.info["locked"]["training"])
 
     def file(self, seed: int, group: str) -> str:
-        return f"{self.folder}/s{seed}/{file_name(self.groups.index(group), group)}"
+        return f"{self.folder}/s{seed}/{file_name(self.number(group), group)}"
 
     def _full(self, seed: int) -> ModelRef:
         return ModelRef(full_name(seed) if self.config.own_full else "base")

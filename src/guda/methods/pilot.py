@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from guda.counterfactuals.bank import Counterfactual
 from guda.diffusion.models import load_model
 from guda.engine.tasks import Task
 from guda.methods.base import Method, get_method
@@ -12,6 +11,7 @@ from guda.methods.elbo import ElboMethod
 from guda.runs.run import Run
 from guda.scoring.pilot import FILE, IMAGES, MODELS, POINTS, needs_pilot, write_pilot
 from guda.scoring.probe import run_settings
+from guda.scoring.terms import load_counterfactual
 
 
 def pilot_tasks(run: Run, methods: Sequence[Method]) -> list[Task]:
@@ -37,7 +37,7 @@ def make_pilot(run: Run, method: str) -> None:
     full, groups = found.sets()[0]
     refs = list(groups.values())[:MODELS]
     base = load_model(run, full.base)
-    others = [Counterfactual.load(run.path(str(r.counterfactual))).apply(base) for r in refs]
+    others = [load_counterfactual(run, r) for r in refs]
     settings = run_settings(run)
     with settings.active():
         write_pilot(run, base, others, [r.key for r in refs], settings.block)

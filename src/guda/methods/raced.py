@@ -44,14 +44,14 @@ def race(
     """Run (or replay) a race to its end; `work(tasks, title)` carries out a round."""
     check_race(method)
     sets = method.sets()
-    run, plan = method.run, run_plan(method.run)
+    plan = run_plan(method.run)
     if plan.grid:
         raise GudaError("the paper's fixed grid cannot be raced; use scoring.estimand: elbo")
     state = Race(queries.n, len(method.groups), plan.evals_per_round, rule, MAX_ROUNDS)
     while (wanted := state.wanted()).any():
         number = len(state.rounds)
-        work(_tasks(method, queries, rule, wanted, number, sets[0]), f"race {queries.name}, round {number + 1}")
-        state.publish(_contributions(run, queries, rule, wanted, number, sets[0]))
+        work(_tasks(method, queries, rule, wanted, number, sets), f"race {queries.name}, round {number + 1}")
+        state.publish(_contributions(method, queries, rule, wanted, number, sets))
     found = state.result()
     return _scores(method, queries, rule, found), found
 
@@ -60,31 +60,35 @@ def check_race(method: Method) -> None:
     """Whether a method can be raced at all."""
     if not isinstance(method, ElboMethod):
         raise GudaError(f"{method.method_id} needs no evaluations and cannot be raced; leave it out with --method")
-    if isinstance(method, Logo) or len(method.sets()) != 1:
+    if isinstance(method, Logo):
         raise GudaError(f"{method.method_id} is an oracle, scored in full: leave it out with --method, or leave --stop")
 
 
-def _folder(run: Run, rule: StopRule, models: Set) -> str:
-    """Of one rule and these models: even the full model's parts hold only the queries that this race still wanted."""
-    return terms_folder(run, digest([rule.name, *(m.key for m in (models[0], *models[1].values()))]))
+def _folder(method: ElboMethod, rule: StopRule, sets: list[Set]) -> str:
+    """Of one rule and these models: even the full model's parts hold only the queries that this race still wanted,
+    and what they still want depends on how the sets are weighed."""
+    models = [m.key for full, groups in sets for m in (full, *groups.values())]
+    weighing = [] if len(sets) == 1 else [method.config.model_dump(mode="json")]
+    return terms_folder(method.run, digest([rule.name, *models, *weighing]))
 
 
-def _models(full_and_groups: Set, wanted: np.ndarray) -> dict[ModelRef, np.ndarray]:
+def _models(sets: list[Set], wanted: np.ndarray) -> dict[ModelRef, np.ndarray]:
     """Model -> positions of the queries that want it; `wanted` [q, G]."""
-    full, groups = full_and_groups
-    found = {full: np.flatnonzero(wanted.any(axis=1))}
-    found |= {ref: np.flatnonzero(wanted[:, k]) for k, ref in enumerate(groups.values())}
+    found: dict[ModelRef, np.ndarray] = {}
+    for full, groups in sets:
+        found[full] = np.flatnonzero(wanted.any(axis=1))
+        found |= {ref: np.flatnonzero(wanted[:, k]) for k, ref in enumerate(groups.values())}
     return {ref: positions for ref, positions in found.items() if len(positions)}
 
 
 def _tasks(
-    method: ElboMethod, queries: Queries, rule: StopRule, wanted: np.ndarray, number: int, models: Set
+    method: ElboMethod, queries: Queries, rule: StopRule, wanted: np.ndarray, number: int, sets: list[Set]
 ) -> list[Task]:
     run = method.run
-    size, folder, plan = run.recipe.scoring.shard, _folder(run, rule, models), run_plan(run)
+    size, folder, plan = run.recipe.scoring.shard, _folder(method, rule, sets), run_plan(run)
     tasks = []
     for i, shard in enumerate(shard_names(queries, size)):
-        here = _models(models, wanted[i * size : (i + 1) * size])
+        here = _models(sets, wanted[i * size : (i + 1) * size])
         if not here:
             continue
         tasks.append(
@@ -93,7 +97,7 @@ def _tasks(
                 stage=f"score/{queries.name}/{method.method_id}-race",
                 fn="guda.methods.raced:race_shard",
                 args={"queries": queries.name, "shard": i, "round": number, "folder": folder,
-                      "models": [[m.base, m.counterfactual, p.tolist()] for m, p in here.items()]},
+                      "models": [[*m.as_json(), p.tolist()] for m, p in here.items()]},
                 makes=tuple(part_path(folder, shard, m, number) for m in here),
                 needs=tuple(sorted({p for m in here for p in m.needs(run)})),
                 cost=float(sum(map(len, here.values())) * plan.evals_per_round),
@@ -104,32 +108,40 @@ def _tasks(
 
 def race_shard(run: Run, queries: str, shard: int, round: int, folder: str, models: list[Any]) -> None:
     part = load_queries(run, queries).shards(run.recipe.scoring.shard)[shard]
-    wanted = {ModelRef(base, counterfactual): np.array(positions) for base, counterfactual, positions in models}
+    wanted = {ModelRef(*ref): np.array(positions) for *ref, positions in models}
     evaluate_round(run, part, wanted, folder, round)
 
 
 def _contributions(
-    run: Run, queries: Queries, rule: StopRule, wanted: np.ndarray, number: int, models: Set
+    method: ElboMethod, queries: Queries, rule: StopRule, wanted: np.ndarray, number: int, sets: list[Set]
 ) -> np.ndarray:
     """Paired nats [Q, G, S] of one round, NaN where nothing was evaluated."""
-    size, folder, plan = run.recipe.scoring.shard, _folder(run, rule, models), run_plan(run)
+    run = method.run
+    size, folder, plan = run.recipe.scoring.shard, _folder(method, rule, sets), run_plan(run)
     weights = band_weights(run, None)
-    full, groups = models
     out = np.full((*wanted.shape, plan.n_strata), np.nan)
     for i, shard in enumerate(shard_names(queries, size)):
-        here = _models(models, wanted[i * size : (i + 1) * size])
+        here = _models(sets, wanted[i * size : (i + 1) * size])
         if not here:
             continue
+        rows = min(size, queries.n - i * size)
 
-        def nats(ref: ModelRef, shard: str = shard) -> np.ndarray:
-            t, errors, _ = read_part(run, part_path(folder, shard, ref, number), ref)
-            return kl(plan, weights, t, errors)
-
-        base = np.full((min(size, queries.n - i * size), plan.n_strata), np.nan)
-        base[here[full]] = nats(full)
-        for k, ref in enumerate(groups.values()):
+        def read(
+            ref: ModelRef, shard: str = shard, rows: int = rows, here: dict[ModelRef, np.ndarray] = here
+        ) -> tuple[np.ndarray, np.ndarray]:
+            """(t, nats) [rows, S], NaN in the rows that did not want the model."""
+            t, nats = np.zeros((rows, plan.n_strata), np.int64), np.full((rows, plan.n_strata), np.nan)
             if ref in here:
-                out[i * size + here[ref], k] = nats(ref) - base[here[ref]]
+                t[here[ref]], errors, _ = read_part(run, part_path(folder, shard, ref, number), ref)
+                nats[here[ref]] = kl(plan, weights, t[here[ref]], errors)
+            return t, nats
+
+        shares = method.shares(read(sets[0][0])[0], len(sets))
+        nats = [
+            sum(w * (read(groups[g])[1] - read(full)[1]) for w, (full, groups) in zip(shares, sets, strict=True))
+            for g in method.groups
+        ]
+        out[i * size : i * size + rows] = np.stack(nats, axis=1)
     return out
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import guda.counterfactuals.operators  # noqa: F401  registers the operators
 from guda.counterfactuals.bank import file_name
 from guda.counterfactuals.unlearn import OPERATORS, Operator, unlearn_group
+from guda.data.queries import Queries
 from guda.diffusion.models import conditional_name, conditional_tasks, load_data, load_model, model_files, need_training
 from guda.engine.tasks import Task
 from guda.methods.base import METHODS
 from guda.methods.elbo import ElboMethod
+from guda.methods.reference import Reference, reference, reference_scores, reference_tasks
 from guda.runs import progress
 from guda.runs.recipe import parse_config
 from guda.runs.run import Run
 from guda.runs.store import write_json
+from guda.scoring.bands import Bands
+from guda.scoring.drift import Drift, measure
 from guda.scoring.terms import ModelRef
 
 
@@ -23,8 +29,12 @@ class Unlearned(ElboMethod):
     def operator(self) -> type[Operator]:
         return OPERATORS[self.method_id]
 
+    @property
+    def folder(self) -> str:
+        return self.artifact()
+
     def file(self, group: str) -> str:
-        return f"{self.artifact()}/{file_name(self.groups.index(group), group)}"
+        return f"{self.folder}/{file_name(self.number(group), group)}"
 
     def sets(self) -> list[tuple[ModelRef, dict[str, ModelRef]]]:
         return [(ModelRef("base"), {g: ModelRef("base", self.file(g)) for g in self.groups})]
@@ -44,6 +54,22 @@ class Unlearned(ElboMethod):
 
     def fitted(self) -> bool:
         return all(self.run.has(self.file(group)) for group in self.groups)
+
+    def score(self, queries: Queries, planned: set[str]) -> list[Task]:
+        tasks = super().score(queries, planned)
+        if self.run.recipe.scoring.drift == "subtract":
+            tasks += reference_tasks(self, reference(self.run), planned)
+        return tasks
+
+    def drift(self, bands: Bands | None = None) -> Drift | None:
+        if self.run.recipe.scoring.drift == "keep":
+            return None
+        images = reference(self.run)
+        return measure(reference_scores(self, images, bands), self.outside(images))
+
+    def outside(self, images: Reference) -> np.ndarray:
+        """bool [images, groups]: which reference images are no part of the group."""
+        return images.group[:, None] != np.array([self.number(g) for g in self.groups])
 
     def fit_evals(self) -> float:
         return float(self.operator.fit_evals(self.config))

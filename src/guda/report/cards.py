@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from guda.methods.placebo import Null
 from guda.report.numbers import decimals, interval, plain, signed
 from guda.report.verdict import Kind, Verdict, verdict
 from guda.scoring.scores import GroupScore, Scores
@@ -79,8 +80,10 @@ class GroupLine:
 class MethodView:
     """One method's scores, ready to be drawn."""
 
-    def __init__(self, scores: Scores, sizes: Sequence[int], about: str) -> None:
+    def __init__(self, scores: Scores, sizes: Sequence[int], about: str, null: Null | None = None) -> None:
         self.scores, self.sizes, self.about = scores, np.asarray(sizes, np.float64), about
+        self.null = None if null is None else null.quantile()  # what 95 % of placebo scores are below
+        self.above = None if null is None else null.clears(scores)
         self.id, self.unit, self.estimand = scores.method, scores.unit, scores.estimand
         finite = scores.lo is not None and scores.hi is not None and bool(np.isfinite([scores.lo, scores.hi]).all())
         self.lo, self.hi = (scores.lo, scores.hi) if finite else (None, None)
@@ -155,7 +158,8 @@ class MethodView:
 
     def scale(self, q: int) -> Scale:
         """Of one picture: bars are compared within it."""
-        return Scale.of(*(None if a is None else a[q] for a in (self.scores.score, self.lo, self.hi)))
+        line = None if self.null is None else np.array(self.null)
+        return Scale.of(*(None if a is None else a[q] for a in (self.scores.score, self.lo, self.hi)), line)
 
     def rows(self, q: int) -> list[Row]:
         scale = self.scale(q)
@@ -207,6 +211,7 @@ class MethodView:
         return {
             "id": self.id, "unit": self.unit, "about": self.about, "estimand": self.estimand,
             "score": table(self.scores.score), "lo": table(self.lo), "hi": table(self.hi),
+            "null": self.null, "above": None if self.above is None else self.above.astype(int).tolist(),
             "digits": self.digits, "width": self.width(), "verdicts": said(self.verdicts),
             "perDigits": self.per_digits, "perWidth": self.width(PER / self.sizes, self.per_digits),
             "perVerdicts": said(self.per_verdicts) if self.nats else None,

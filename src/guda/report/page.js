@@ -11,6 +11,7 @@
     axis: el.querySelector(".axis"),
     verdict: el.querySelector(".verdict"),
     oracle: el.querySelector(".oracle-says"),
+    placebo: el.querySelector(".placebo-says"),
     top: [...el.querySelectorAll(".top figure")],
   }));
   const controls = $("controls");
@@ -68,13 +69,20 @@
 
   const draw = () => {
     const { m, per, digits } = compute();
-    const every = (rows) => rows.flatMap((r) => (r.lo === null ? [r.v] : [r.v, r.lo, r.hi]));
+    const line = per ? null : m.null; // placebos have one size: no line per 1,000 images
+    const every = (rows) => rows.flatMap((r) => (r.lo === null ? [r.v] : [r.v, r.lo, r.hi])).concat(line === null ? [] : [line]);
     const common = $("scale").value === "common" ? scaleOf(shown.flatMap((s) => every(s.rows))) : null;
     const unit = per ? `${m.unit} per 1,000 images` : m.unit;
     for (const card of cards) {
       const { rows, kind, headline, detail } = shown[card.q];
       const s = common || scaleOf(every(rows)), zero = s.at(0);
       card.el.style.setProperty("--zero", zero + "%");
+      if (line !== null) card.el.style.setProperty("--null", s.at(line) + "%");
+      if (card.placebo) {
+        card.placebo.hidden = line === null;
+        card.placebo.classList.toggle("below", line !== null && !m.above[card.q]);
+        if (line !== null) card.placebo.textContent = D.placeboSays[m.above[card.q]];
+      }
       card.verdict.className = "verdict " + kind;
       card.verdict.querySelector("b").textContent = headline;
       card.verdict.querySelector("span span").textContent = `(${detail})`;
@@ -110,6 +118,8 @@
     $("about").textContent = `${m.id}${m.about ? ": " + m.about : ""} (${m.estimand}; ${unit}).`;
     list.style.setProperty("--values", (per ? m.perWidth : m.width) + "ch");
     list.classList.toggle("bare", !m.lo);
+    list.classList.toggle("nulled", line !== null);
+    if ($("null-key")) $("null-key").hidden = line === null;
     $("view").disabled = !m.perVerdicts;
     arrange();
   };

@@ -20,7 +20,7 @@ from guda.data.queries import Queries
 from guda.diffusion.models import load_data, model_digest
 from guda.errors import GudaError, Mismatch
 from guda.evaluation import tables
-from guda.report import numbers, trust
+from guda.report import health, numbers, trust
 from guda.report.cards import PER, MethodView
 from guda.report.thumbnails import Symbols, data_uri, side_for
 from guda.report.verdict import LABELS
@@ -33,6 +33,8 @@ TEMPLATE = "page.html.j2"
 EXEMPLARS = 4  # training images shown of each group
 SHOWN = 12  # groups of a picture shown at once; the others are folded away
 TINY = 96  # pictures of fewer pixels are enlarged with hard edges
+
+PLACEBO_SAYS = ("does not stand out from placebo groups", "first score above 95 % of placebo scores")
 
 
 def write_report(run: Run, queries: str) -> Path:
@@ -102,11 +104,16 @@ def _oracle_says(oracle: MethodView, q: int) -> str:
 
 
 def _context(run: Run, name: str) -> dict[str, Any]:
+    from guda.verbs import placebo_null
+
     data, queries = load_data(run), load_queries(run, name)
     found = read_scores(run, data, queries, name)
     main = main_method(run, found)
-    views = [MethodView(s, data.groups.sizes, _about(s.method)) for s in found]
+    nulls = {s.method: placebo_null(run, name, s.method) for s in found}
+    views = [MethodView(s, data.groups.sizes, _about(s.method), nulls[s.method]) for s in found]
     view = views[main]
+    healths = health.read_views(run, views, main)
+    null = nulls[view.id]
     oracle = next((v for v in views if v.id == run.recipe.evaluation.against), None)
     entry = trust.read_evaluation(run, name, queries.n, len(data.groups))
     symbols = Symbols()
@@ -126,6 +133,7 @@ def _context(run: Run, name: str) -> dict[str, Any]:
             "rows": view.rows(q),
             "scale": view.scale(q),
             "oracle": oracle_first[q],
+            "placebo": None if view.above is None else int(view.above[q]),
             "oracle_says": None if oracle_first[q] is None else says[q],
             "oracle_rank": None if oracle_first[q] is None else int(ranks[q, oracle_first[q]]),
         }
@@ -144,6 +152,12 @@ def _context(run: Run, name: str) -> dict[str, Any]:
         "main": main,
         "oracle": oracle,
         "entry": entry,
+        "healths": healths,
+        "oracle_health": next((h for h in healths if oracle is not None and h.id == oracle.id), None),
+        "drift_subtracted": view.estimand.endswith("drift subtracted"),
+        "null_view": None if null is None else health.NullView(view, null),
+        "has_nulls": any(n is not None for n in nulls.values()),
+        "placebo_says": PLACEBO_SAYS,
         "trust": trust,
         "tables": tables,
         "labels": LABELS,
@@ -177,6 +191,7 @@ def _context(run: Run, name: str) -> dict[str, Any]:
             "oracle": oracle_first if oracle else None,
             "oracleName": oracle.id if oracle else None,
             "oracleSays": says,
+            "placeboSays": PLACEBO_SAYS,
             "methods": [v.to_json() for v in views],
         },
     }

@@ -82,6 +82,10 @@ class ScoringConfig(Config):
     seed: int = Field(0, ge=0, description="Seed of the scoring noise.")
     block: int = Field(256, gt=0, description="Images per network call (short blocks are padded).")
     shard: int = Field(32, gt=0, description="Queries per task; belongs to the run, not to the machine.")
+    drift: Literal["keep", "subtract"] = Field(
+        "keep", description="subtract: unlearned scores less what unlearning does to other groups' training images."
+    )
+    reference: int = Field(20, ge=2, description="Training images of each group that health and drift are measured on.")
 
 
 class EvaluationConfig(Config):
@@ -139,10 +143,15 @@ def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
         raise GudaError(f"{where}: {field}: {first['msg']} (settings: {known})") from None
 
 
+def recipes_folder() -> Path:
+    """What is shipped with the package: recipes/NAME.yaml, and sweeps in recipes/ablations/."""
+    here = Path(__file__).parents[1] / "recipes"  # in a wheel
+    return here if here.is_dir() else Path(__file__).parents[3] / "recipes"  # in a checkout
+
+
 def builtin_recipe(name: str) -> Recipe:
     """A recipe shipped with the package (recipes/NAME.yaml)."""
-    here = Path(__file__).parents[1] / "recipes"  # in a wheel
-    folder = here if here.is_dir() else Path(__file__).parents[3] / "recipes"  # in a checkout
+    folder = recipes_folder()
     if not (folder / f"{name}.yaml").is_file():
         known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
         raise GudaError(f"no recipe {name!r}; shipped recipes: {known}")

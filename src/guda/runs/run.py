@@ -8,6 +8,8 @@
     RUN/queries/<set>/  the pictures to attribute
     RUN/terms/          squared errors, one immutable part per (plan, shard, model, round)
     RUN/scores/<set>/   one parquet per method
+    RUN/tune/, RUN/ablations/  what `guda tune` tried and chose; tables of `guda ablate`
+    RUN/health/         what each method's counterfactuals do to training images: leakage and drift
     RUN/timings/        wall times, apart from files that must be identical
     RUN/evaluation.json, RUN/report.html
 
@@ -17,6 +19,7 @@ Opening a run with other inputs than it was made from is an error that prints bo
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable
@@ -30,6 +33,7 @@ from guda.runs.recipe import Recipe
 from guda.runs.store import TEMPORARY, digest, digest_file, read_json, write_json, write_text
 
 FORMAT = 1
+REFERENCE = re.compile(r"reference-n\d+-s\d+")  # names of query sets that are the run's own (methods/reference.py)
 
 
 def library_versions() -> dict[str, str]:
@@ -157,7 +161,9 @@ class Run:
         return {f: self.path(f).stat().st_size if self.has(f) else -1 for f in files}
 
     def query_sets(self) -> list[str]:
-        return sorted(p.parent.name for p in self.path("queries").glob("[!.]*/index.json"))
+        """The user's; reference sets are training images and no questions."""
+        found = (p.parent.name for p in self.path("queries").glob("[!.]*/index.json"))
+        return sorted(name for name in found if not REFERENCE.fullmatch(name))
 
     def sweep(self, older_than: float = 86400.0) -> None:
         """Remove what killed processes left under temporary names; a day old, so that nobody is still writing it."""

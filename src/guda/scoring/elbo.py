@@ -59,29 +59,36 @@ def _blocks(n: int, size: int) -> Iterator[tuple[slice, slice | torch.Tensor]]:
         yield slice(start, min(stop, n)), whole if stop <= n else torch.arange(start, stop).clamp_(max=n - 1)
 
 
-@torch.inference_mode()
 def squared_errors(denoiser: Denoiser, draws: Draws, block: int, cond: Cond | None = None) -> np.ndarray:
     """float64 [Q, S]: ||eps - eps_hat||^2, or ||x_0 - x0_hat||^2 at timesteps without signal."""
+    return all_squared_errors(denoiser, draws, block, cond)[0]
+
+
+@torch.inference_mode()
+def all_squared_errors(denoiser: Denoiser, draws: Draws, block: int, cond: Cond | None = None) -> np.ndarray:
+    """float64 [K, Q, S] of the K models that `denoiser.raws` answers for."""
     n_queries, n_strata, halves = draws.eps.shape[:3]
     eps, x_t = draws.eps.flatten(0, 2), draws.x_t.flatten(0, 2)
     t = torch.from_numpy(np.repeat(draws.t.reshape(-1), halves))
     owner = torch.arange(n_queries).repeat_interleave(n_strata * halves)
     zero_snr = torch.from_numpy(denoiser.schedule.zero_snr)[t]
-    out = np.empty(len(t), np.float64)
+    parts = []
     device = denoiser.device
     for where, index in _blocks(len(t), block):
         x_b, t_b = x_t[index].to(device), t[index].to(device)
-        raw = denoiser.raw(x_b, t_b, cond[owner[index]].to(device) if cond is not None else None)
-        error = denoiser.schedule.to_eps(raw, x_b, t_b) - eps[index].to(device)
-        if bool(zero_snr[index].any()):
-            x0_error = denoiser.schedule.to_x0(raw, x_b, t_b) - draws.x0[owner[index]].to(device)
-            error = torch.where(zero_snr[index].to(device)[:, None, None, None], x0_error, error)
-        squares = error.double().square().flatten(1).sum(1).cpu().numpy()
-        out[where] = squares[: where.stop - where.start]
+        squares = []
+        for raw in denoiser.raws(x_b, t_b, cond[owner[index]].to(device) if cond is not None else None):
+            error = denoiser.schedule.to_eps(raw, x_b, t_b) - eps[index].to(device)
+            if bool(zero_snr[index].any()):
+                x0_error = denoiser.schedule.to_x0(raw, x_b, t_b) - draws.x0[owner[index]].to(device)
+                error = torch.where(zero_snr[index].to(device)[:, None, None, None], x0_error, error)
+            squares.append(error.double().square().flatten(1).sum(1).cpu().numpy())
+        parts.append(np.stack(squares)[:, : where.stop - where.start])
+    out = np.concatenate(parts, axis=1)
     if not np.isfinite(out).all():
-        bad = int(t[int(np.flatnonzero(~np.isfinite(out))[0])])
+        bad = int(t[int(np.argwhere(~np.isfinite(out))[0, 1])])
         raise GudaError(f"the network returned NaN or infinity at t = {bad}; are its weights sound?")
-    return out.reshape(n_queries, n_strata, halves).mean(axis=-1)
+    return out.reshape(len(out), n_queries, n_strata, halves).mean(axis=-1)
 
 
 def kl(plan: Plan, weights: np.ndarray, t: np.ndarray, errors: np.ndarray) -> np.ndarray:

@@ -61,19 +61,20 @@ class Moments:
         return out
 
 
-def moments(contributions: np.ndarray) -> Moments:
-    """From the paired contributions [R, G, S] of one query, R >= 2."""
+def moments(contributions: np.ndarray, extra: np.ndarray | float = 0.0) -> Moments:
+    """From the paired contributions [R, G, S] of one query, R >= 2; `extra`: covariance [G, G] of what else errs."""
     rounds, _, strata = contributions.shape
     mean = contributions.mean(axis=0)
     centred = (contributions - mean).transpose(1, 0, 2).reshape(len(mean), -1)
-    return Moments(mean.sum(axis=-1), centred @ centred.T / (rounds * (rounds - 1)), strata * (rounds - 1))
+    cov = centred @ centred.T / (rounds * (rounds - 1))
+    return Moments(mean.sum(axis=-1), cov + extra, strata * (rounds - 1))
 
 
-def rank_columns(contributions: np.ndarray) -> dict[str, Any]:
+def rank_columns(contributions: np.ndarray, extra: np.ndarray | float = 0.0) -> dict[str, Any]:
     """rank_lo, rank_hi, p_first as [Q, G] from [R, Q, G, S]; None with a single round, which has no error."""
     if len(contributions) < 2:
         return {"rank_lo": None, "rank_hi": None, "p_first": None}
-    found = [moments(contributions[:, q]) for q in range(contributions.shape[1])]
+    found = [moments(contributions[:, q], extra) for q in range(contributions.shape[1])]
     intervals = [m.rank_interval() for m in found]
     return {
         "rank_lo": np.stack([i[0] for i in intervals]),

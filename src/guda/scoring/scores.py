@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from guda.data.groups import suggestion
-from guda.errors import GudaError
+from guda.errors import GudaError, NotFinite
 from guda.runs.store import read_table, write_table
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Scores:
             raise ValueError(f"scores are {self.score.shape}, not {(len(self.queries), len(self.groups))}")
         if not np.isfinite(self.score).all():
             q, g = np.argwhere(~np.isfinite(self.score))[0]
-            raise GudaError(f"{self.method}: the score of {self.groups[g]!r} for {self.queries[q]!r} is not a number")
+            raise NotFinite(f"{self.method}: the score of {self.groups[g]!r} for {self.queries[q]!r} is not a number")
 
     @property
     def rank(self) -> np.ndarray:

@@ -9,24 +9,26 @@ are swapped in place once (counterfactuals/swap.py) and see all (query, t, draw)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from guda.counterfactuals.bank import Counterfactual
+from guda.counterfactuals.rule import Rule, RuleConfig, RuledDenoiser, make_density
 from guda.counterfactuals.swap import Workbench
 from guda.data.queries import Queries
-from guda.diffusion.models import load_model, model_digest, model_files, run_schedule
+from guda.diffusion.models import load_data, load_model, model_digest, model_files, run_schedule
 from guda.engine.tasks import Task
 from guda.errors import Mismatch
 from guda.runs import progress
 from guda.runs.run import Run
-from guda.runs.store import digest, digest_file, read_table, write_table
+from guda.runs.store import digest, digest_file, read_table, read_tensors, write_table
 from guda.scoring.bands import Bands
-from guda.scoring.elbo import kl, make_draws, squared_errors
+from guda.scoring.elbo import all_squared_errors, kl, make_draws
 from guda.scoring.pilot import run_plan
 from guda.scoring.probe import run_settings
 
@@ -37,16 +39,26 @@ class ModelRef:
 
     base: str  # name of a full model, see diffusion/models.py
     counterfactual: str | None = None  # file, relative to the run
+    member: int | None = None  # which group, where one file is the rule of all (counterfactuals/rule.py)
 
     @property
     def key(self) -> str:
         """Folder name of its terms."""
-        return self.base if self.counterfactual is None else self.counterfactual.removesuffix(".safetensors")
+        if self.counterfactual is None:
+            return self.base
+        name = self.counterfactual.removesuffix(".safetensors")
+        return name if self.member is None else f"{name}/{self.member:04d}"
 
     def identity(self, run: Run) -> str:
         """Changes with the weights."""
         base = model_digest(run, self.base)
-        return base if self.counterfactual is None else digest([base, _file_digest(run, self.counterfactual)])
+        if self.counterfactual is None:
+            return base
+        told = [] if self.member is None else [self.member]
+        return digest([base, _file_digest(run, self.counterfactual), *told])
+
+    def as_json(self) -> list[Any]:
+        return [self.base, self.counterfactual, self.member]
 
     def needs(self, run: Run) -> tuple[str, ...]:
         return model_files(run, self.base) + ((self.counterfactual,) if self.counterfactual else ())
@@ -61,8 +73,56 @@ class Bench:
     def use(self, ref: ModelRef):  # type: ignore[no-untyped-def]
         if ref.base not in self._benches:
             self._benches[ref.base] = Workbench(load_model(self.run, ref.base), model_digest(self.run, ref.base))
-        changed = None if ref.counterfactual is None else Counterfactual.load(self.run.path(ref.counterfactual))
+        changed = None
+        if ref.counterfactual is not None and ref.member is None:
+            changed = Counterfactual.load(self.run.path(ref.counterfactual))
         return self._benches[ref.base].use(changed)
+
+    def several(self, refs: Sequence[ModelRef]):  # type: ignore[no-untyped-def]
+        """One denoiser that answers for all of `refs`: a single model, or members of one rule."""
+        base = self.use(refs[0])
+        if refs[0].member is None:
+            return base
+        return RuledDenoiser(base, load_rule(self.run, str(refs[0].counterfactual)), [int(str(r.member)) for r in refs])
+
+
+def families(refs: Iterable[ModelRef]) -> list[list[ModelRef]]:
+    """Models that share an evaluation: the members of a rule together, every other model by itself."""
+    found: dict[tuple[str, str | None, int | None], list[ModelRef]] = {}
+    for number, ref in enumerate(refs):
+        key = (ref.base, ref.counterfactual, number if ref.member is None else None)
+        found.setdefault(key, []).append(ref)
+    return list(found.values())
+
+
+def load_rule(run: Run, file: str) -> Rule:
+    return _rule(str(run.root), file, run.path(file).stat().st_mtime_ns, run)
+
+
+def _rule(root: str, file: str, stamp: int, run: Run) -> Rule:
+    key = (root, file, stamp)
+    if key not in _RULES:
+        _RULES.clear()  # a density of the images is as large as they are
+        tensors, header = read_tensors(run.path(file))
+        config = RuleConfig.model_validate_json(header["config"])
+        base = load_model(run, "base")
+        if header["base"] != (digest_ := model_digest(run, "base")):
+            raise Mismatch(f"{run.path(file)}: base model", header["base"], digest_, "delete it and fit again")
+        _RULES[key] = Rule(make_density(base, load_data(run), config, tensors), config.window)
+    return _RULES[key]
+
+
+_RULES: dict[tuple[str, str, int], Rule] = {}
+
+
+def load_counterfactual(run: Run, ref: ModelRef):  # type: ignore[no-untyped-def]
+    """A network of its own, beside its base."""
+    base = load_model(run, ref.base)
+    if ref.counterfactual is None:
+        return base
+    if ref.member is not None:
+        return RuledDenoiser(base, load_rule(run, ref.counterfactual), [ref.member])
+    return Counterfactual.load(run.path(ref.counterfactual)).apply(base)
 
 
 def _file_digest(run: Run, relative: str) -> str:
@@ -119,7 +179,7 @@ def score_tasks(run: Run, queries: Queries, models: Sequence[ModelRef], stage: s
                     args={
                         "queries": queries.name,
                         "shard": number,
-                        "models": [[m.base, m.counterfactual] for m in missing],
+                        "models": [m.as_json() for m in missing],
                     },
                     makes=tuple(part for m in missing for part in wanted[m]),
                     needs=tuple(sorted({p for m in missing for p in m.needs(run)})),
@@ -129,10 +189,10 @@ def score_tasks(run: Run, queries: Queries, models: Sequence[ModelRef], stage: s
     return tasks
 
 
-def score_shard(run: Run, queries: str, shard: int, models: list[list[str | None]]) -> None:
+def score_shard(run: Run, queries: str, shard: int, models: list[list[Any]]) -> None:
     config = run.recipe.scoring
     part = load_queries(run, queries).shards(config.shard)[shard]
-    refs = [ModelRef(str(base), counterfactual) for base, counterfactual in models]
+    refs = [ModelRef(*m) for m in models]
     folder, name = terms_folder(run), part.digest[:16]
     everyone = np.arange(part.n)
     for r in range(config.rounds):
@@ -159,23 +219,33 @@ def evaluate_round(
     x0, cond = first.encode(part.images), first.condition(part.prompts)
     draws = make_draws(first, x0, part.ids, plan, round_)
     bench, name = Bench(run), part.digest[:16]
-    for number, (ref, queries) in enumerate(wanted.items()):
-        progress.tick(place[0] * len(wanted) + number, place[1] * len(wanted))
-        some = draws if len(queries) == part.n else draws.of(queries)
-        told = cond if cond is None or len(queries) == part.n else cond[_index(queries)]
-        with settings.active():
-            errors = squared_errors(settings.prepare(bench.use(ref)), some, settings.block, told)
+
+    def write(ref: ModelRef, queries: np.ndarray, t: np.ndarray, errors: np.ndarray) -> None:
         ids = np.array(part.ids)[queries]
         table = pa.table(
             {
                 "query": pa.array(np.repeat(ids, plan.n_strata)).dictionary_encode(),
                 "round": pa.array(np.full(errors.size, round_, np.int32)),
                 "stratum": pa.array(np.tile(np.arange(plan.n_strata, dtype=np.int32), len(ids))),
-                "t": pa.array(some.t.reshape(-1).astype(np.int32)),
+                "t": pa.array(t.reshape(-1).astype(np.int32)),
                 "error": pa.array(errors.reshape(-1)),
             }
         ).replace_schema_metadata({"model": ref.identity(run), "estimand": plan.estimand, "plan": plan.key})
         write_table(run.path(part_path(folder, name, ref, round_)), table)
+
+    kin = families(wanted)
+    for number, refs in enumerate(kin):
+        progress.tick(place[0] * len(kin) + number, place[1] * len(kin))
+        # members of a rule share the queries that any of them wants
+        queries = np.unique(np.concatenate([wanted[ref] for ref in refs]))
+        some = draws if len(queries) == part.n else draws.of(queries)
+        told = cond if cond is None or len(queries) == part.n else cond[_index(queries)]
+        with settings.active():
+            settings.prepare(bench.use(refs[0]))
+            found = all_squared_errors(bench.several(refs), some, settings.block, told)
+        for ref, errors in zip(refs, found, strict=True):
+            mine = np.isin(queries, wanted[ref])
+            write(ref, queries[mine], some.t[mine], errors[mine])
 
 
 def _index(positions: np.ndarray):  # type: ignore[no-untyped-def]

@@ -1,15 +1,20 @@
 """One function per verb of the command line, for Python and for `cli/` alike. Each resumes and redoes nothing."""
 
+from guda.verbs.ablate import ablate, read_ablation
 from guda.verbs.evaluate import evaluate, evaluate_bands, pipeline
+from guda.verbs.health import health, health_methods
 from guda.verbs.plan import Budget, plan
 from guda.verbs.project import change_queries, change_scoring, change_settings, init, status
 from guda.verbs.queries import add_queries, choose_or_add_queries, choose_queries
-from guda.verbs.score import band_shares, score, scored_methods, scores_path, variant
+from guda.verbs.score import band_shares, placebo_null, score, scored_methods, scores_path, variant
+from guda.verbs.space import parse_space, read_space
+from guda.verbs.tune import tune
 from guda.verbs.work import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, sample, train
 
 __all__ = [
     "Budget",
     "Engine",
+    "ablate",
     "add_queries",
     "band_shares",
     "change_queries",
@@ -23,15 +28,22 @@ __all__ = [
     "fit",
     "fit_tasks",
     "fitted_methods",
+    "health",
+    "health_methods",
     "init",
     "local_engine",
+    "parse_space",
     "pipeline",
+    "placebo_null",
     "plan",
+    "read_ablation",
+    "read_space",
     "sample",
     "score",
     "scored_methods",
     "scores_path",
     "status",
     "train",
+    "tune",
     "variant",
 ]

@@ -67,11 +67,18 @@ def evaluate_bands(run: Run, name: str) -> dict[str, dict[str, float]]:
     return table
 
 
+def run_oracle(run: Run) -> Logo:
+    """What methods of this run are held against."""
+    against = run.recipe.evaluation.against
+    oracle = get_method(run, against)
+    if not isinstance(oracle, Logo):
+        raise GudaError(f"evaluation.against = {against!r}: only logo is an oracle with retrainings to compare")
+    return oracle
+
+
 def _checked(run: Run, name: str) -> tuple[Queries, Logo, list[Method]]:
     config = run.recipe.evaluation
-    oracle = get_method(run, config.against)
-    if not isinstance(oracle, Logo):
-        raise GudaError(f"evaluation.against = {config.against!r}: only logo is an oracle with retrainings to compare")
+    oracle = run_oracle(run)
     if config.reference is not None and config.reference not in known_methods():
         known = ", ".join(known_methods())
         raise GudaError(f"evaluation.reference = {config.reference!r} is no method; known: {known}")

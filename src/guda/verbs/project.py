@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +134,14 @@ def change_settings(run: Run, methods: Sequence[str], settings: Sequence[str]) -
             changes[key] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise GudaError(f"--set {text!r}: the value is not valid YAML") from None
+    update_settings(run, methods[0], changes)
+
+
+def update_settings(run: Run, method: str, changes: Mapping[str, Any]) -> None:
+    """Settings of one method as values, kept in the run's recipe."""
     recipe = run.recipe.model_dump(mode="json")
-    recipe["methods"][methods[0]] = run.recipe.methods.get(methods[0], {}) | changes
-    _update(run, recipe, methods[0])
+    recipe["methods"][method] = run.recipe.methods.get(method, {}) | dict(changes)
+    _update(run, recipe, method)
 
 
 def change_scoring(run: Run, **changes: Any) -> None:

@@ -9,7 +9,7 @@ from guda.data.queries import Queries
 from guda.diffusion.models import load_data, load_model
 from guda.diffusion.queries import set_name
 from guda.errors import GudaError, Mismatch
-from guda.runs.run import Run
+from guda.runs.run import REFERENCE, Run
 
 
 def add_queries(run: Run, folder: str | Path, name: str | None = None) -> str:
@@ -24,6 +24,8 @@ def add_queries(run: Run, folder: str | Path, name: str | None = None) -> str:
     if name is not None and name != plain:
         raise GudaError(f"--name {name!r}: letters, digits, dot, dash and underscore only, e.g. {plain!r}")
     name = plain
+    if REFERENCE.fullmatch(name):
+        raise GudaError(f"query sets called {name!r} are the run's own training images; give another --name")
     target = run.path("queries", name)
     if (target / "index.json").is_file():
         known = Queries.load(target)

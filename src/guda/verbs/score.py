@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from guda.data.queries import Queries
-from guda.diffusion.models import load_model
+from guda.diffusion.models import load_data, load_model
 from guda.engine.tasks import Task, pending
 from guda.errors import GudaError
 from guda.methods.base import Method, get_method, known_methods
 from guda.methods.elbo import ElboMethod
 from guda.methods.logo import Logo
 from guda.methods.pilot import pilot_tasks
+from guda.methods.placebo import SUFFIX, Null, fitted_placebos, placebo_size
 from guda.methods.raced import check_race, race
 from guda.runs.run import Run
 from guda.scoring.bands import Bands, by_band, default_edges
@@ -23,6 +25,8 @@ from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries, run_schedule
 from guda.verbs.work import Engine, check_fitted
+
+T = TypeVar("T")
 
 
 def score(
@@ -39,12 +43,17 @@ def score(
     if rule is not None:
         for found in chosen:
             check_race(found)  # all of them before the first is raced
-    if any(isinstance(m, ElboMethod) for m in chosen):
+    return prepared(run, chosen, engine, lambda: _score(run, queries, chosen, engine, rule, bands))
+
+
+def prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable[[], T]) -> T:
+    """`work()` once the machine is probed and the pilot made, again with smaller blocks where one does not fit."""
+    if any(isinstance(m, ElboMethod) for m in methods):
         probe(run, load_model(run, "base"))
     while True:
         try:
-            engine(run, pilot_tasks(run, chosen), "pilot")
-            return _score(run, queries, chosen, engine, rule, bands)
+            engine(run, pilot_tasks(run, methods), "pilot")
+            return work()
         except OutOfMemory:
             halve_block(run)  # the terms of the smaller block go under a key of their own
 
@@ -58,6 +67,8 @@ def _score(
     planned: set[str] = set()
     for found in chosen:
         tasks += found.score(queries, planned)
+        if null := fitted_placebos(found):
+            tasks += null.score(queries, planned)
     engine(run, tasks, f"score {queries.name}")
     return {m.method_id: publish(run, queries, m, bands)[m.method_id] for m in chosen}
 
@@ -75,14 +86,38 @@ def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = Non
     several = several or {found.method_id: found.scores(queries, bands)}
     for name, scores in several.items():
         scores.write(scores_path(run, queries.name, name, bands.slug if bands else None))
+    _publish_placebos(run, queries, found, bands)
     return several
 
 
-def variant(run: Run, stop: str | None, band: str | None) -> str | None:
+def _publish_placebos(run: Run, queries: Queries, found: Method, bands: Bands | None) -> None:
+    """The null beside the scores; none is better than one of other settings."""
+    path = scores_path(run, queries.name, found.method_id + SUFFIX, bands.slug if bands else None)
+    null = fitted_placebos(found)
+    if null is None or pending(run, null.score(queries, set())):
+        path.unlink(missing_ok=True)
+    else:
+        null.scores(queries, bands).write(path)
+
+
+def placebo_null(run: Run, queries: str, method: str, variant: str | None = None) -> Null | None:
+    """What the method's placebos score on this set; None where none were scored."""
+    path = scores_path(run, queries, method + SUFFIX, variant)
+    if not path.is_file():
+        return None
+    scores = Scores.read(path)
+    if scores.queries != load_queries(run, queries).ids:
+        raise GudaError(f"{path} is of other pictures; run: guda score {run.root} --queries {queries}")
+    return Null(scores, placebo_size(load_data(run)))
+
+
+def variant(run: Run, stop: str | None, band: str | None, drift: str | None = None) -> str | None:
     """Sub-folder of scores that are not the plain estimand by the recipe's rounds."""
     bands = parse_bands(run, band)
     if stop is not None and bands is not None:
         raise GudaError("--stop races over the whole bound; give either --stop or --band")
+    if stop is not None and (drift or run.recipe.scoring.drift) == "subtract":
+        raise GudaError("--stop races scores as they are; give --drift keep with it, or leave --stop")
     return StopRule.parse(stop).name if stop is not None else bands.slug if bands else None
 
 

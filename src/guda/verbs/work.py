@@ -10,6 +10,7 @@ from guda.engine.local import Watcher, Workers, run_tasks
 from guda.engine.tasks import Task, pending
 from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
+from guda.methods.placebo import placebo_tasks
 from guda.runs.run import Run
 
 Engine = Callable[[Run, list[Task], str], int]
@@ -44,8 +45,12 @@ def fit_tasks(run: Run, methods: Sequence[str]) -> list[Task]:
     return tasks
 
 
-def fit(run: Run, methods: Sequence[str], engine: Engine) -> int:
-    return engine(run, fit_tasks(run, methods), f"fit {', '.join(methods)}")
+def fit(run: Run, methods: Sequence[str], engine: Engine, placebos: int = 0) -> int:
+    """`placebos`: so many random groups unlearned too, to see what a score is where there is no group."""
+    tasks = fit_tasks(run, methods)
+    for name in methods if placebos else []:
+        tasks += placebo_tasks(get_method(run, name), placebos)
+    return engine(run, tasks, f"fit {', '.join(methods)}")
 
 
 def sample(run: Run, engine: Engine) -> str:

@@ -31,6 +31,7 @@ class Esd(Operator):
     Config = EsdConfig
     summary = "unlearn by negative guidance of a group-conditional model (ESD)"
     needs_conditional = True
+    regroupable = False  # the conditional model knows the data's own groups only
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any, conditional: Denoiser) -> None:
         super().__init__(teacher, data, group, config)

@@ -1,0 +1,136 @@
+"""`guda tune` and `guda ablate`: many settings of one method in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from guda.cli.options import Json, RunFolder, Workers, make_engine, say
+from guda.errors import GudaError
+
+if TYPE_CHECKING:
+    from guda.evaluation.sweep import SweepFile
+    from guda.verbs.tune import Tuned
+
+SHOWN = 8  # best trials to print
+
+
+def tune(
+    run: RunFolder,
+    method: Annotated[str, typer.Option("--method", "-m", help="Method id.", show_default=False)],
+    trials: Annotated[int, typer.Option(help="Settings to try, earlier calls included.", min=1)] = 20,
+    queries_seed: Annotated[
+        int | None, typer.Option(help="Seed of the tuning queries; not the recipe's. Default: 0, or 1.", min=0)
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="Tuning queries.", min=2)] = 200,
+    groups: Annotated[
+        list[str] | None, typer.Option(help="How many groups to compare (default 5), or their names with commas.")
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option(help='Where to search, e.g. "lr=1e-5..1e-3,steps=50|100|200".', show_default=False)
+    ] = None,
+    space: Annotated[Path | None, typer.Option(help="The same as a YAML file of settings.", show_default=False)] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Write the best settings into the run's recipe.")] = False,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Choose a method's settings by agreement with LOGO, on queries of their own."""
+    from guda import verbs
+    from guda.diffusion.models import load_data
+    from guda.runs.run import Run
+
+    if search is not None and space is not None:
+        raise GudaError("give either --search or --space")
+    folder = Run.open(run)
+    where = verbs.parse_space(search) if search is not None else None if space is None else verbs.read_space(space)
+    found = verbs.tune(
+        folder, method, trials, make_engine(workers, as_json), queries_seed=queries_seed, n=n,
+        groups=_groups(groups, load_data(folder).groups.names), space=where, apply=apply,
+    )  # fmt: skip
+    say(_tuned_json(found, apply), tuned_text(found, apply), as_json)
+
+
+def _groups(given: list[str] | None, known: tuple[str, ...]) -> int | list[str] | None:
+    """A single whole number is how many: one group alone has no ranking, so it cannot be a name."""
+    if not given:
+        return None
+    if len(given) == 1 and given[0].strip().isdecimal():
+        return int(given[0])
+    return [g for text in given for g in ([text] if text in known else [p.strip() for p in text.split(",")])]
+
+
+def _tuned_json(found: Tuned, applied: bool) -> dict[str, Any]:
+    lead = found.lead
+    return {
+        "folder": str(found.folder),
+        "chosen": found.chosen,
+        "recipe": str(found.recipe),
+        "applied": applied,
+        "queries": found.queries,
+        "groups": list(found.groups),
+        "trials": len(found.trials),
+        "new_trials": found.ran,
+        "best": found.ranking[0].model_dump(mode="json"),
+        "ceiling_top1": found.ceiling,
+        "lead_top1": None if lead is None else {"mean": lead.mean, "lo": lead.lo, "hi": lead.hi},
+        "separated": found.separated,
+    }
+
+
+def tuned_text(found: Tuned, applied: bool) -> str:
+    from guda.evaluation.tables import human_count
+    from guda.verbs.tune import OBJECTIVE, lead_text
+
+    ceiling = "" if found.ceiling is None else f"; one LOGO retraining (ceiling) has top1 {found.ceiling:.3f}"
+    lines = [
+        f"{found.method}: {len(found.trials)} trials ({found.ran} new) against LOGO on {found.queries}, "
+        f"groups {', '.join(found.groups)}{ceiling}",
+        f"  by {OBJECTIVE}; 95 % intervals over queries",
+        f"  {'trial':>5}  {'top1':<22}{'mrr':<22}{'spearman':<24}{'fit evals':>10}{'LOGO/fit':>10}  settings",
+    ]
+    for t in found.ranking[:SHOWN]:
+        cells = "".join(
+            f"{f'{m.mean:.3f} [{m.lo:.3f}, {m.hi:.3f}]':<{width}}"
+            for m, width in ((t.metrics["top1"], 22), (t.metrics["mrr"], 22), (t.metrics["spearman"], 24))
+        )
+        cheaper = "" if t.evals_ratio_vs_logo is None else f"{t.evals_ratio_vs_logo:.3g}x"
+        settings = ", ".join(f"{k} {t.settings[k]}" for k in found.chosen)
+        lines.append(f"  {t.number:>5}  {cells}{human_count(t.fit_evals):>10}{cheaper:>10}  {settings}")
+    failed = sum(1 for t in found.trials if t.failed)
+    lines += [f"  {failed} trials failed (weights or scores not finite)"] if failed else []
+    lines.append(f"The best is {lead_text(found)}.")
+    lines.append(f"Recipe: {found.recipe}" + ("; applied to the run's recipe" if applied else ""))
+    return "\n".join(lines)
+
+
+def ablate(
+    run: RunFolder,
+    files: Annotated[list[str], typer.Argument(help="Ablation files, or names of shipped ones.", show_default=False)],
+    queries: Annotated[
+        str | None, typer.Option("--queries", "-q", help="Name of a query set; default: the recipe's.")
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Sweep a method's settings one at a time, each against LOGO and its ceiling."""
+    from guda import verbs
+    from guda.evaluation.sweep import REPORTED, text
+    from guda.runs.run import Run
+    from guda.verbs.ablate import table_path
+
+    folder = Run.open(run)
+    asked = [verbs.read_ablation(f) for f in files]  # all of them before the first is carried out
+    if twice := {a.name for i, a in enumerate(asked) if a.name in {b.name for b in asked[:i]}}:
+        raise GudaError(f"two ablations are called {sorted(twice)[0]!r}; one table would replace the other")
+    engine = make_engine(workers, as_json)
+    tables: list[SweepFile] = []
+    for ablation in asked:
+        tables.append(verbs.ablate(folder, ablation, engine, queries))
+        if not as_json:
+            print(text(tables[-1]))
+            path = table_path(folder, tables[-1])
+            print(f"Tables: {path}, {path.with_suffix('.md')}\n")
+    value = {t.name: {"path": str(table_path(folder, t)), **t.model_dump(mode="json")} for t in tables}
+    say(value, REPORTED, as_json)

@@ -1,0 +1,75 @@
+"""The optimal denoiser of a density that is a mixture over groups, and how it moves when a group leaves.
+
+    p = sum_c pi_c p_c,  every component c owned by one group;  posterior mean of x_0 given x_t:  m = sum_c w_c m_c,
+    w = softmax_c( log pi_c p_c(x_t) ),   removing group k drops its components:
+    change_k = m_-k - m = (W_k m - S_k) / (1 - W_k),     W_k = sum_{c in k} w_c,  S_k = sum_{c in k} w_c m_c
+
+All groups come from one evaluation of the components. The quotient is used where W_k < 1/2; the one group that may hold
+more at x_t is computed from a softmax without it, because 1 - W_k would cancel. Two densities:
+
+    ImageDensity      the training images themselves, optionally widened by `bandwidth` (a kernel density): what a
+                      network that memorised would do. At low noise one image takes all the weight.
+    GaussianDensity   a few Gaussians per group (gaussians.py): what a network that generalises does at low noise.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from guda.diffusion.schedule import Schedule
+
+
+class Density(ABC):
+    owner: torch.Tensor  # int64 [M]: the group of each component
+    n_groups: int
+    schedule: Schedule
+
+    @abstractmethod
+    def components(self, flat: torch.Tensor, a: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log pi_c p_c(x_t) up to a constant per row, float64 [B, M]; posterior means m_c, [M, B, D])."""
+
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """m_-k(x_t) - m(x_t) of every group k, [G, *x_t.shape]."""
+        flat = x_t.flatten(1)
+        a, s = self.schedule.coefficients(t, flat.double())
+        log_w, means = self.components(flat, a, s)
+        w = log_w.softmax(dim=1)
+        everything = torch.einsum("bm,mbd->bd", w.to(means), means)
+        weight = torch.zeros(len(w), self.n_groups, dtype=w.dtype, device=w.device).index_add_(1, self.owner, w)
+        part = torch.zeros(self.n_groups, *flat.shape, dtype=means.dtype, device=means.device)
+        part.index_add_(0, self.owner, w.to(means).T[:, :, None] * means)
+        left = (1 - weight).clamp_min(0.5).to(means)  # where more is taken, the quotient is not used
+        out = (weight.to(means).T[:, :, None] * everything - part) / left.T[:, :, None]
+        largest = weight.argmax(dim=1)
+        others = log_w.masked_fill(self.owner[None] == largest[:, None], -torch.inf).softmax(dim=1)
+        direct = torch.einsum("bm,mbd->bd", others.to(means), means) - everything
+        rows = torch.arange(len(flat), device=flat.device)
+        taken = weight[rows, largest] >= 0.5
+        out[largest[taken], rows[taken]] = direct[taken]
+        return out.reshape(self.n_groups, *x_t.shape).to(x_t.dtype)
+
+
+class ImageDensity(Density):
+    """Every training image x_r is a Gaussian of width h: logits in float64 by one matmul, means by another.
+
+    N(x_t; a x_r, (s^2 + a^2 h^2) I) and E[x_0 | x_t, r] = x_r + (a h^2 / (s^2 + a^2 h^2)) (x_t - a x_r). The part that
+    all r share cancels in a change, so the factor s^2 / (s^2 + a^2 h^2) is all that is left of the width."""
+
+    def __init__(self, x0: torch.Tensor, labels: torch.Tensor, schedule: Schedule, bandwidth: float = 0.0) -> None:
+        self.n_groups, self.schedule, self.h = int(labels.max()) + 1, schedule, bandwidth
+        self.owner = torch.arange(self.n_groups, device=x0.device)
+        flat = x0.flatten(1).double()
+        self.members = [flat[labels == k] for k in range(self.n_groups)]
+
+    def components(self, flat: torch.Tensor, a: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = flat.double()
+        v = s**2 + a**2 * self.h**2
+        evidence, means = [], []
+        for images in self.members:
+            logits = (a * (x @ images.T) - a**2 * (images**2).sum(1) / 2) / v
+            total = logits.logsumexp(dim=1, keepdim=True)
+            evidence.append(total)
+            means.append(((logits - total).exp() @ images) * (s**2 / v))
+        return torch.cat(evidence, dim=1), torch.stack(means)

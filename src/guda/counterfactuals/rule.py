@@ -1,0 +1,85 @@
+"""Counterfactuals without weights: the full model's own prediction, moved as the optimal denoiser of the data moves.
+
+    x0_hat_-k(x_t) = x0_hat_full(x_t) + change_k(x_t),      change_k = m_-k(x_t) - m_full(x_t)      (removal.py)
+
+or, in eps, eps_full + (a/s)(m_full - m_-k): the posterior shift of SPEC section 4 added when scoring instead of trained
+into a network. One evaluation of the full model and of the density serves every group. One safetensors file holds the
+rule of all groups; a density of the images themselves holds no numbers, they are read from the run.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from guda.counterfactuals.gaussians import GaussianDensity, fit_gaussians
+from guda.counterfactuals.removal import Density, ImageDensity
+from guda.counterfactuals.unlearn import window_range
+from guda.data.images import ImageData
+from guda.diffusion.cond import Cond
+from guda.diffusion.denoiser import Denoiser
+from guda.errors import GudaError
+from guda.runs.recipe import Config
+
+
+class RuleConfig(Config):
+    density: Literal["gaussians", "images"] = Field(
+        "gaussians", description="What the data are taken for: a few Gaussians per group, or the images themselves."
+    )
+    components: int = Field(2, gt=0, description="Gaussians per group.")
+    shrink: float = Field(0.3, ge=0, le=1, description="Share of the pooled covariance in each Gaussian's own.")
+    floor: float = Field(1e-3, gt=0, description="Added to every variance; images are in [-1, 1].")
+    bandwidth: float = Field(0.0, ge=0, description="Width of the kernel around each image (density: images).")
+    window: tuple[float, float] = Field(
+        (0.0, 1.0), description="Timesteps where the prediction moves, as fractions of T: [from, to)."
+    )
+    seed: int = Field(0, ge=0, description="Seed of k-means.")
+
+
+def fit_rule(base: Denoiser, data: ImageData, config: RuleConfig) -> dict[str, torch.Tensor]:
+    """What the rule's file holds."""
+    if base.conditional:
+        raise GudaError("posterior is not defined for conditional models; use an anchors-* method for these")
+    if config.density == "images":
+        return {"groups": torch.arange(len(data.groups))}
+    x0 = base.encode(data.images).numpy()
+    return fit_gaussians(x0, data.groups.labels, config.components, config.shrink, config.floor, config.seed)
+
+
+def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Density:
+    if config.density == "gaussians":
+        return GaussianDensity(tensors, base.schedule, base.device)
+    x0, labels = base.encode(data.images).to(base.device), torch.from_numpy(data.groups.labels.copy())
+    return ImageDensity(x0, labels.to(base.device), base.schedule, config.bandwidth)
+
+
+class Rule:
+    """The change of every group at x_t, zero outside the window."""
+
+    def __init__(self, density: Density, window: tuple[float, float]) -> None:
+        self.density = density
+        self.times = window_range(window, density.schedule.T)
+
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x_t.device.type, enabled=False):  # half precision would lose the differences
+            found = self.density.changes(x_t.float(), t)
+        inside = (t >= self.times[0]) & (t < self.times[1])
+        return found * inside.to(found).reshape(1, -1, *(1,) * (x_t.ndim - 1))
+
+
+class RuledDenoiser(Denoiser):
+    """`base` with group k (a number) taken out by a rule. `raws` answers for several groups from one evaluation."""
+
+    def __init__(self, base: Denoiser, rule: Rule, groups: list[int]) -> None:
+        self.__dict__.update(base.__dict__)
+        self.base, self.rule, self.groups = base, rule, groups
+
+    def raws(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
+        out = self.base.raw(x_t, t, cond)
+        changes = self.rule.changes(x_t, t)[self.groups]
+        return torch.stack([out + self.schedule.output_change(c, t) for c in changes])
+
+    def raw(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
+        return self.raws(x_t, t, cond)[0]

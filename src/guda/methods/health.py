@@ -1,0 +1,136 @@
+"""How far a bank of counterfactuals can be trusted, on training images whose group is known.
+
+    L[k, j] = mean over reference images x of group j of s_k(x),   s_k(x) = ELBO(x; full) - ELBO(x; without k), nats
+
+Positive = the counterfactual without k explains group j worse. The diagonal is forgetting: it should be large. Off it
+is leakage: what taking out k does to the images of another group. Drift_k, the mean over all images outside k, is the
+part of every score of k that has nothing to do with k (scoring/drift.py).
+
+Training images flatter: theta_full has trained on them, so even the diagonal of LOGO is larger than it would be on
+fresh pictures of the group. Compare matrices with one another, the oracle's above all, not with scores of queries.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from guda.diffusion.models import load_data, run_schedule
+from guda.errors import GudaError
+from guda.methods.base import Method
+from guda.methods.elbo import ElboMethod
+from guda.methods.reference import Reference
+from guda.runs.recipe import Config
+from guda.runs.run import Run
+from guda.runs.store import read_json, write_json
+from guda.scoring.bands import by_band, default_edges
+from guda.scoring.drift import Drift, measure
+from guda.scoring.pilot import run_plan
+
+SIGN = "positive = the counterfactual explains the images worse than the full model"
+NOTE = "training images: the full model has trained on them, so forgetting is larger than on fresh pictures"
+
+
+class DriftFigure(Config):
+    """Of one group's counterfactual, in nats."""
+
+    mean: float
+    stderr: float
+    lo: float
+    hi: float
+
+
+class BandDrift(Config):
+    """The part of the drift that comes from timesteps low <= t < high; the parts add up to the whole."""
+
+    low: int
+    high: int
+    drift: list[DriftFigure]  # per group
+
+
+class Health(Config):
+    """RUN/health/<artifact>.json."""
+
+    method: str
+    artifact: str
+    unit: str
+    sign: str
+    note: str
+    estimand: str
+    reference: str  # the set of training images
+    images: list[int]  # of each group
+    groups: list[str]
+    matrix: list[list[float]]  # [k][j]: what the counterfactual without k does to the images of group j
+    stderr: list[list[float | None]]  # over images; null where there is one image only
+    drift: list[DriftFigure]  # per group
+    bands: list[BandDrift]
+
+
+def health_path(method: Method) -> str:
+    return f"health/{Path(getattr(method, 'folder', None) or method.artifact()).name}.json"
+
+
+def check_health(method: Method) -> ElboMethod:
+    if not isinstance(method, ElboMethod):
+        raise GudaError(f"{method.method_id} makes no counterfactual models to check; leave it out with --method")
+    return method
+
+
+def leakage(score: np.ndarray, group: np.ndarray, n_groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """(L, its standard error over images), both [k, j], from scores [images, k] of images of `group`."""
+    mean, error = np.empty((n_groups, n_groups)), np.full((n_groups, n_groups), np.nan)
+    for j in range(n_groups):
+        here = score[group == j]
+        mean[:, j] = here.mean(axis=0)
+        if len(here) > 1:
+            error[:, j] = here.std(axis=0, ddof=1) / np.sqrt(len(here))
+    return mean, error
+
+
+def measure_health(method: ElboMethod, images: Reference) -> Health:
+    """From finished terms."""
+    run, sets, read = method.run, method.sets(), method.reader(images.queries)
+    names = load_data(run).groups.names
+    d, t = method.contributions(sets, read), read(sets[0][0]).t
+    score = d.mean(axis=0).sum(axis=-1)
+    outside = images.group[:, None] != np.arange(len(names))
+    matrix, error = leakage(score, images.group, len(names))
+    edges = default_edges(run_schedule(run).T)
+    parts = np.stack([by_band(d[:, :, k], t, edges) for k in range(len(names))], axis=-1)  # [bands, images, groups]
+    return Health(
+        method=method.method_id, artifact=Path(health_path(method)).stem, unit=method.unit, sign=SIGN, note=NOTE,
+        estimand=run_plan(run).estimand, reference=images.queries.name, groups=list(names),
+        images=np.bincount(images.group, minlength=len(names)).tolist(), matrix=matrix.tolist(),
+        stderr=[[None if np.isnan(e) else float(e) for e in row] for row in error],
+        drift=_figures(measure(score, outside)),
+        bands=[
+            BandDrift(low=low, high=high, drift=_figures(measure(part, outside)))
+            for (low, high), part in zip(pairwise(edges), parts, strict=True)
+        ],
+    )  # fmt: skip
+
+
+def _figures(found: Drift) -> list[DriftFigure]:
+    columns = (found.mean, found.stderr, found.mean - found.reach, found.mean + found.reach)
+    return [DriftFigure(mean=m, stderr=s, lo=lo, hi=hi) for m, s, lo, hi in np.stack(columns, axis=1).tolist()]
+
+
+def write_health(run: Run, method: ElboMethod, found: Health) -> Path:
+    path = run.path(health_path(method))
+    write_json(path, found.model_dump(mode="json"))
+    return path
+
+
+def read_health(run: Run, method: Method) -> Health | None:
+    """What was measured of the method as it is set now; None if nothing was."""
+    path = run.path(health_path(method))
+    if not path.is_file():
+        return None
+    try:
+        found = Health.model_validate(read_json(path))
+    except ValidationError as e:
+        raise GudaError(f"{path} is damaged ({e.errors()[0]['msg']}); run: guda health {run.root}") from None
+    return found if tuple(found.groups) == load_data(run).groups.names else None

@@ -1,0 +1,155 @@
+"""Placebo groups: random images of all groups, unlearned like a group, to see what a score is when there is no group.
+
+A placebo is as large as the median group and drawn by the key (seed, "placebo", number) from the whole training set.
+The data are regrouped into {placebo, rest} and the same operator with the same settings unlearns it. Scores of the
+pictures by such counterfactuals are the null: what taking out so many images does that have nothing in common. A group
+whose score is not above most of them has not been told from chance.
+
+Beside the method's own files: artifacts/<method>-<digest>/placebo/. Scores: scores/<set>/<method>-placebo.parquet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from guda.counterfactuals.bank import file_name
+from guda.counterfactuals.unlearn import OPERATORS, unlearn_group
+from guda.data.groups import Groups
+from guda.data.images import ImageData
+from guda.diffusion.models import architecture, load_data, load_model, model_files
+from guda.diffusion.noise import generator
+from guda.engine.tasks import Task
+from guda.errors import GudaError
+from guda.methods.base import METHODS, Method
+from guda.methods.reference import Reference
+from guda.methods.unlearned import Unlearned
+from guda.runs import progress
+from guda.runs.recipe import parse_config
+from guda.runs.run import Run
+from guda.scoring.scores import Scores
+
+SUFFIX = "-placebo"
+QUANTILE = 0.95
+REST = "rest"
+
+
+def placebo_name(number: int) -> str:
+    return f"placebo-{number}"
+
+
+def placebo_size(data: ImageData) -> int:
+    return int(np.median(data.groups.sizes))
+
+
+def regroup(data: ImageData, number: int, seed: int) -> ImageData:
+    """The same images in two groups: a placebo of the median group's size, and the rest."""
+    inside = np.zeros(data.n, bool)
+    inside[generator(seed, "placebo", number).permutation(data.n)[: placebo_size(data)]] = True
+    return replace(data, groups=Groups((placebo_name(number), REST), np.stack([inside, ~inside], axis=1)))
+
+
+class Placebos(Unlearned):
+    """The placebos of one unlearned method as a method of their own, which no recipe and no registry names."""
+
+    def __init__(self, of: Unlearned, n: int) -> None:
+        super().__init__(of.run, of.method_id + SUFFIX, of.config)
+        self.of, self.n = of, n
+
+    @property
+    def folder(self) -> str:
+        return f"{self.of.folder}/placebo"
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(placebo_name(i) for i in range(self.n))
+
+    def number(self, group: str) -> int:
+        return self.groups.index(group)
+
+    def outside(self, images: Reference) -> np.ndarray:
+        data = load_data(self.run)
+        members = [regroup(data, i, self.config.seed).groups.members(0) for i in range(self.n)]
+        return np.stack([~np.isin(images.index, m) for m in members], axis=1)
+
+    def fit(self) -> list[Task]:
+        return [
+            Task(
+                name=f"fit {self.of.method_id} without {group}", stage=f"fit/{self.method_id}",
+                fn="guda.methods.placebo:fit_placebo",
+                args={"method": self.of.method_id, "config": self.config.model_dump(mode="json"), "number": number},
+                makes=(self.file(group),), needs=model_files(self.run, "base"), cost=float(self.fit_evals()),
+            )
+            for number, group in enumerate(self.groups)
+        ]  # fmt: skip
+
+    def fit_evals(self) -> float:
+        return self.of.fit_evals()
+
+
+def fit_placebo(run: Run, method: str, config: dict[str, Any], number: int) -> None:
+    of = METHODS[method](run, method, parse_config(OPERATORS[method].Config, config, method))
+    assert isinstance(of, Unlearned)
+    data = regroup(load_data(run), number, of.config.seed)
+    made = unlearn_group(load_model(run, "base"), data, placebo_name(number), method, of.config, progress.tick)
+    made.save(run.path(Placebos(of, number + 1).file(placebo_name(number))))
+
+
+def placebo_tasks(method: Method, n: int) -> list[Task]:
+    """Tasks of the first `n` placebos, refused where random groups make no sense."""
+    if not isinstance(method, Unlearned):
+        raise GudaError(f"{method.method_id} unlearns nothing, so it has no placebos; give --method and an operator")
+    cls = OPERATORS[method.method_id]
+    if not cls.regroupable or architecture(method.run).conditional:
+        raise GudaError(
+            f"{method.method_id} unlearns a group by its own label or prompts, which random images do not share; "
+            "leave --placebos"
+        )
+    return Placebos(method, n).fit()
+
+
+def fitted_placebos(method: Method) -> Placebos | None:
+    """As many as there are, from number 0 on; None if there are none, or the method unlearns nothing."""
+    if not isinstance(method, Unlearned) or isinstance(method, Placebos):
+        return None
+    folder, n = f"{method.folder}/placebo", 0
+    while method.run.has(f"{folder}/{file_name(n, placebo_name(n))}"):
+        n += 1
+    return Placebos(method, n) if n else None
+
+
+@dataclass(frozen=True, eq=False)
+class Null:
+    """What placebos score on a set of pictures, all of them together."""
+
+    scores: Scores
+    size: int  # images of a placebo
+
+    @property
+    def n(self) -> int:
+        return len(self.scores.groups)
+
+    def quantile(self, q: float = QUANTILE) -> float:
+        """The score that a share `q` of all (picture, placebo) scores is not above."""
+        return float(np.quantile(self.scores.score, q))
+
+    def clears(self, scores: Scores) -> np.ndarray:
+        """bool [Q]: whether the first group's score is above 95 % of the placebo scores of the set.
+
+        One line for all pictures. It is a line for one group: the first of G placebos would pass it for up to
+        1 - 0.95^G of the pictures."""
+        return np.asarray(scores.score.max(axis=1) > self.quantile())
+
+    def to_json(self, scores: Scores) -> dict[str, Any]:
+        return {
+            "placebos": self.n, "images": self.size, "median": self.quantile(0.5), "q95": self.quantile(),
+            "first_above": int(self.clears(scores).sum()), "of": len(scores.queries),
+        }  # fmt: skip
+
+    def sentence(self, unit: str) -> str:
+        return (
+            f"{self.n} placebo groups of {self.size:,} random images: half of their scores are below "
+            f"{self.quantile(0.5):.3g} {unit}, 95 % below {self.quantile():.3g}"
+        )

@@ -1,0 +1,57 @@
+"""posterior: no fine-tuning at all. Every group's counterfactual is a rule on top of the full model.
+
+The only thing fitted is a density of the training images (seconds; counterfactuals/gaussians.py). Scoring evaluates the
+full model once per draw and moves its prediction by the density's change for every group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guda.counterfactuals.rule import RuleConfig, fit_rule
+from guda.data.queries import Queries
+from guda.diffusion.models import load_data, load_model, model_digest, model_files
+from guda.engine.tasks import Task
+from guda.methods.base import method
+from guda.methods.elbo import ElboMethod, Set
+from guda.runs.recipe import parse_config
+from guda.runs.run import Run
+from guda.runs.store import write_tensors
+from guda.scoring.pilot import run_plan
+from guda.scoring.terms import ModelRef
+
+
+@method("posterior")
+class PosteriorMethod(ElboMethod):
+    Config = RuleConfig
+    summary = "move the model's prediction as the data's optimal denoiser moves when the group leaves (no training)"
+
+    @property
+    def file(self) -> str:
+        return f"{self.artifact()}/rule.safetensors"
+
+    def sets(self) -> list[Set]:
+        return [(ModelRef("base"), {g: ModelRef("base", self.file, self.number(g)) for g in self.groups})]
+
+    def fit(self) -> list[Task]:
+        return [
+            Task(
+                name=f"fit {self.method_id}", stage=f"fit/{self.method_id}", fn="guda.methods.posterior:fit_file",
+                args={"config": self.config.model_dump(mode="json"), "file": self.file}, makes=(self.file,),
+                needs=model_files(self.run, "base"),
+            )
+        ]  # fmt: skip
+
+    def fit_evals(self) -> float:
+        return 0.0
+
+    def score_evals(self, queries: Queries) -> float:
+        """The full model twice per draw, once for itself and once under the rule, however many groups there are."""
+        return float(2 * run_plan(self.run).evals_per_round * self.run.recipe.scoring.rounds)
+
+
+def fit_file(run: Run, config: dict[str, Any], file: str) -> None:
+    found: RuleConfig = parse_config(RuleConfig, config, "posterior")
+    tensors = fit_rule(load_model(run, "base"), load_data(run), found)
+    header = {"kind": "rule", "method": "posterior", "base": model_digest(run, "base")}
+    write_tensors(run.path(file), tensors, header | {"config": found.model_dump_json()})

@@ -1,0 +1,75 @@
+"""The reference set: some training images of every group, scored like any query, to see what a counterfactual does
+to pictures whose group is known.
+
+Drawn by the key (seed, "reference", group number), so that more images keep those drawn. An id says which image it is,
+<group number>-<position in the training set>. It is a query set of the run like any other, under a name that
+`Run.query_sets` skips: same terms, same shards, same resume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from guda.data.images import ImageData
+from guda.data.queries import Queries
+from guda.diffusion.models import architecture, load_data
+from guda.diffusion.noise import generator
+from guda.engine.tasks import Task
+from guda.errors import GudaError
+from guda.methods.elbo import ElboMethod
+from guda.runs.run import Run
+from guda.scoring.bands import Bands
+from guda.scoring.terms import load_queries, score_tasks
+
+SEED = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    queries: Queries
+    index: np.ndarray  # int64 [Q]: position among the training images
+    group: np.ndarray  # int64 [Q]: group number
+
+
+def reference_name(n: int, seed: int = SEED) -> str:
+    return f"reference-n{n}-s{seed}"
+
+
+def draw_reference(data: ImageData, n: int, seed: int = SEED) -> Queries:
+    """At most `n` images of each group; a smaller group gives all it has."""
+    ids, positions = [], []
+    for k in range(len(data.groups)):
+        for i in generator(seed, "reference", k).permutation(data.groups.members(k))[:n]:
+            ids.append(f"{k:04d}-{i:07d}")
+            positions.append(int(i))
+    return Queries(tuple(ids), data.images[positions], None, reference_name(n, seed))
+
+
+def reference(run: Run, seed: int = SEED) -> Reference:
+    """The run's, of the size its recipe asks for; made where there is none."""
+    name = reference_name(run.recipe.scoring.reference, seed)
+    if not run.has(f"queries/{name}/index.json"):
+        if architecture(run).conditional:
+            raise GudaError(
+                "health and drift are measured on training images, and those of a conditional model have no prompts "
+                "here; use an unconditional model, and scoring.drift: keep"
+            )
+        draw_reference(load_data(run), run.recipe.scoring.reference, seed).save(run.path("queries", name))
+    queries = load_queries(run, name)
+    numbers = np.array([[int(part) for part in i.split("-")] for i in queries.ids], np.int64)
+    return Reference(queries, numbers[:, 1], numbers[:, 0])
+
+
+def reference_tasks(method: ElboMethod, images: Reference, planned: set[str]) -> list[Task]:
+    """What evaluates the method's models on the reference images; `planned` as of `Method.score`."""
+    models = [m for m in method.models() if f"{images.queries.name}:{m.key}" not in planned]
+    planned.update(f"{images.queries.name}:{m.key}" for m in models)
+    return score_tasks(method.run, images.queries, models, method.method_id)
+
+
+def reference_scores(method: ElboMethod, images: Reference, bands: Bands | None = None) -> np.ndarray:
+    """Nats [images, groups], drift and all, from finished terms."""
+    d = method.contributions(method.sets(), method.reader(images.queries, bands))
+    return np.asarray(d.mean(axis=0).sum(axis=-1))

@@ -1,0 +1,179 @@
+"""A trial: one method with some settings, fitted, scored and held against the LOGO oracle, beside the recipe's own.
+
+Settings are part of the names of what they make, so any number of trials live in one run and the recipe stays as it
+is. They share the terms of the oracle and of the full model; a finished trial does no work. With `groups`, only these
+are fitted and compared, the oracle's scores being restricted to them as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from guda.data.groups import choices, suggestion
+from guda.diffusion.models import load_data
+from guda.engine.tasks import Task
+from guda.errors import GudaError
+from guda.evaluation.ceiling import CEILING, Comparison, compare
+from guda.evaluation.results import Cost, DatasetEntry, as_figures, dataset_entry
+from guda.methods.base import Method, get_method, known_methods
+from guda.methods.elbo import ElboMethod
+from guda.methods.logo import Logo
+from guda.runs.recipe import parse_config
+from guda.runs.run import Run
+from guda.runs.store import digest
+from guda.scoring.scores import Scores
+from guda.scoring.terms import load_queries, terms_folder
+from guda.verbs.evaluate import run_oracle
+from guda.verbs.score import prepared
+from guda.verbs.work import Engine, base_tasks
+
+
+def method_class(method: str) -> type[Method]:
+    """The class of a method that can be tried, which the oracle itself cannot."""
+    known = known_methods()
+    if method not in known:
+        raise GudaError(f"unknown method {method!r}; known: {', '.join(sorted(known))}{suggestion(method, known)}")
+    if issubclass(known[method], Logo):
+        raise GudaError(f"{method} is the oracle that settings are held against; choose another method")
+    return known[method]
+
+
+class Trials:
+    """Trials of one run on one query set."""
+
+    def __init__(self, run: Run, queries: str, groups: Sequence[str] | None = None) -> None:
+        self.run, self.queries = run, load_queries(run, queries)
+        names = load_data(run).groups.names
+        self.groups = names if groups is None else tuple(g for g in names if g in groups)
+        self.oracle = run_oracle(run)
+        self._restrict(self.oracle)
+        missing = [t for t in self.oracle.fit() if not t.done(run)]
+        if missing:
+            raise GudaError(
+                f"settings are held against LOGO, which is not fitted for {choices(self.groups)} ({len(missing)} "
+                f"trainings missing, first: {missing[0].name}); run: guda fit {run.root} --method logo"
+            )
+
+    def _restrict(self, method: Method) -> None:
+        if isinstance(method, ElboMethod) and self.groups != method.groups:
+            method.only = self.groups
+
+    def method(self, name: str, settings: Mapping[str, Any], where: str) -> Method:
+        """The method with these settings; `where` begins the message when they are refused."""
+        cls = method_class(name)
+        found = cls(self.run, name, parse_config(cls.Config, dict(settings), where))
+        self._restrict(found)
+        return found
+
+    def own(self, method: Method) -> bool:
+        """Whether these are the recipe's own settings."""
+        recipe = self.run.recipe
+        return method.method_id in recipe.methods and method.config == get_method(self.run, method.method_id).config
+
+    @staticmethod
+    def label(method: Method) -> str:
+        return f"{method.method_id}-{digest(method.config.model_dump(mode='json'), 8)}"
+
+    # ---- work ---------------------------------------------------------------------------------------------
+
+    def prepare(self, engine: Engine) -> None:
+        """Score the oracle, which every trial is compared with."""
+        self._score(self.oracle, engine)
+
+    def carry_out(self, method: Method, engine: Engine) -> None:
+        """Fit and score one trial; what is there already is not made again."""
+        tasks = base_tasks(self.run) + self._booked(method, method.fit())
+        engine(self.run, tasks, f"fit {self.label(method)}")
+        if not all(t.done(self.run) for t in tasks):
+            raise GudaError(
+                f"the tasks that fit {method.method_id} do not carry its settings; only the recipe's own can be tried"
+            )
+        self._score(method, engine)
+
+    def _score(self, method: Method, engine: Engine) -> None:
+        # a pilot, where the run has none yet, comes from what the recipe names, as it would without trials
+        recipe = [get_method(self.run, m) for m in self.run.recipe.methods if m != CEILING]
+        fitted = [m for m in recipe if isinstance(m, ElboMethod) and m.fitted()]
+        name = self.label(method) if method is not self.oracle else method.method_id
+
+        def work() -> None:
+            tasks = self._booked(method, method.score(self.queries, set()))
+            engine(self.run, tasks, f"score {name} on {self.queries.name}")
+
+        prepared(self.run, [*fitted, self.oracle], engine, work)
+
+    def _stages(self, method: Method) -> tuple[str, str]:
+        """What its times are booked under: settings other than the recipe's must not overwrite the recipe's times."""
+        name = method.method_id if method is self.oracle or self.own(method) else self.label(method)
+        return f"fit/{name}", f"score/{self.queries.name}/{name}/{terms_folder(self.run).removeprefix('terms/')}"
+
+    def _booked(self, method: Method, tasks: list[Task]) -> list[Task]:
+        if method is self.oracle or self.own(method):
+            return tasks
+        name = self.label(method)
+        plain = {f"fit/{method.method_id}": f"fit/{name}"}
+        before = f"score/{self.queries.name}/{method.method_id}/"
+
+        def booked(task: Task) -> Task:
+            stage = plain.get(task.stage, task.stage)
+            if stage.startswith(before):
+                stage = f"score/{self.queries.name}/{name}/{stage.removeprefix(before)}"
+            # other settings are other work: their heartbeats and times need names of their own
+            return task if stage == task.stage else replace(task, stage=stage, name=f"{task.name} [{name}]")
+
+        return [booked(t) for t in tasks]
+
+    # ---- figures ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _oracle_scores(self) -> dict[str, Scores]:
+        return self.oracle.all_scores(self.queries)
+
+    def compare(self, methods: Mapping[str, Method], reference: str | None = None) -> Comparison:
+        """Finished trials by name, against the oracle and its ceiling on the same queries and groups."""
+        config = self.run.recipe.evaluation
+        gold = np.stack([self._oracle_scores[f"logo-s{s}"].score for s in self.oracle.config.seeds])
+        return compare(
+            gold, {k: self._columns(m) for k, m in methods.items()}, reference, config.resamples, config.seed
+        )
+
+    def _columns(self, method: Method) -> np.ndarray:
+        found = method.scores(self.queries)
+        return found.score[:, [found.groups.index(g) for g in self.groups]]
+
+    def figures(self, method: Method, comparison: Comparison, name: str) -> dict[str, Any]:
+        """The fields of a `Trial` (evaluation/sweep.py), without times."""
+        found = comparison.methods[name]
+        return self.cost(method) | {
+            "metrics": as_figures(found.intervals),
+            "ratio_to_ceiling": as_figures(found.ratio_to_ceiling) or None,
+            "difference": as_figures(found.difference) or None,
+        }
+
+    def cost(self, method: Method) -> dict[str, Any]:
+        evals = method.fit_evals()
+        return {
+            "settings": method.config.model_dump(mode="json"),
+            "fit_evals": evals,
+            "score_evals": method.score_evals(self.queries),
+            "evals_ratio_vs_logo": self.oracle.fit_evals() / evals if evals > 0 else None,
+        }
+
+    def seconds(self, method: Method) -> dict[str, Any]:
+        fit, score = self._stages(method)
+        return {"fit_seconds": self.run.seconds(fit), "score_seconds": self.run.seconds(score)}
+
+    def oracle_entry(self, comparison: Comparison) -> DatasetEntry:
+        """Ceiling, random rankings and LOGO's cost, without any method."""
+        cost = Cost(
+            fit_evals=self.oracle.fit_evals(), score_evals=self.oracle.score_evals(self.queries),
+            **self.seconds(self.oracle),
+        )  # fmt: skip
+        estimand = self._oracle_scores[self.oracle.method_id].estimand
+        seeds = list(self.oracle.config.seeds)
+        return dataset_entry(replace(comparison, methods={}, reference=None), seeds, estimand, {CEILING: cost})

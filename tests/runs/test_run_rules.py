@@ -1,0 +1,92 @@
+"""posterior and hybrid in a run: shared evaluations, arithmetic on terms, races, resume."""
+
+import numpy as np
+import pytest
+from tinyrun import SET, Inline, tiny, write_digits
+
+from guda import verbs
+from guda.diffusion.models import load_model, run_schedule
+from guda.errors import GudaError
+from guda.methods.base import get_method
+from guda.runs.recipe import Recipe
+from guda.runs.run import Run
+from guda.scoring.elbo import kl, make_draws, squared_errors
+from guda.scoring.pilot import run_plan
+from guda.scoring.terms import ModelRef, families, load_counterfactual, load_queries, read_terms
+
+METHODS = {
+    "shift": {"steps": 3, "batch_forget": 8, "batch_retain": 8},
+    "posterior": {"components": 1},
+    "hybrid": {"edge": 0.4, "share": 0.25},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("rules")
+    recipe = tiny(write_digits(root / "data")).model_dump(mode="json") | {"methods": METHODS}
+    found = verbs.init(root / "run", Recipe.from_dict(recipe, "test"))
+    engine = Inline()
+    verbs.fit(found, ["hybrid"], engine)
+    verbs.sample(found, engine)
+    verbs.score(found, SET, list(METHODS), engine)
+    return found
+
+
+def test_terms_of_a_rule_equal_those_of_its_denoiser_alone(run: Run) -> None:
+    queries, plan = load_queries(run, SET), run_plan(run)
+    base = load_model(run, "base")
+    refs = get_method(run, "posterior").sets()[0][1]  # type: ignore[attr-defined]
+    for group, ref in refs.items():
+        terms = read_terms(run, queries, ref)
+        draws = make_draws(base, base.encode(queries.images), queries.ids, plan, 1)
+        alone = squared_errors(load_counterfactual(run, ref), draws, 16)
+        np.testing.assert_allclose(terms.kl[1], kl(plan, base.schedule.weights, draws.t, alone), rtol=1e-4)
+        assert not np.allclose(terms.kl, read_terms(run, queries, ModelRef("base")).kl), group
+
+
+def test_members_of_a_rule_are_evaluated_together() -> None:
+    one, two, other = ModelRef("base", "r.safetensors", 0), ModelRef("base", "r.safetensors", 1), ModelRef("base", "x")
+    assert families([one, other, two, ModelRef("base")]) == [[one, two], [other], [ModelRef("base")]]
+
+
+def test_a_hybrid_is_its_halves_weighed_by_t(run: Run) -> None:
+    queries = load_queries(run, SET)
+    tuned, rule, both = (get_method(run, m) for m in ("shift", "posterior", "hybrid"))
+    read = both.reader(queries)  # type: ignore[attr-defined]
+    parts = [m.contributions(m.sets(), read) for m in (tuned, rule)]  # type: ignore[attr-defined]
+    t = read(ModelRef("base")).t
+    share = np.where(t < 0.4 * run_schedule(run).T, 0.25, 0.0)[:, :, None]
+    assert (share > 0).any()
+    assert (share == 0).any()
+    expected = (share * parts[0] + (1 - share) * parts[1]).mean(axis=0).sum(axis=-1)
+    np.testing.assert_allclose(both.scores(queries).score, expected, rtol=1e-12)
+
+
+def test_a_hybrid_needs_no_terms_of_its_own_and_no_second_fit(run: Run) -> None:
+    engine = Inline()
+    verbs.score(run, SET, ["hybrid"], engine)
+    verbs.fit(run, ["shift", "posterior", "hybrid"], engine)
+    assert engine.ran == []
+
+
+def test_races_take_rules_and_hybrids(run: Run) -> None:
+    queries = load_queries(run, SET)
+    for name in ("posterior", "hybrid"):
+        engine = Inline()
+        raced = verbs.score(run, SET, [name], engine, stop="top1@0.9,budget=60")[name]
+        assert engine.ran
+        assert np.isfinite(raced.score).all()
+        again = Inline()
+        same = verbs.score(run, SET, [name], again, stop="top1@0.9,budget=60")[name]
+        assert again.ran == []
+        assert same.score.tobytes() == raced.score.tobytes()
+        full = get_method(run, name).scores(queries)
+        two = raced.n_evals == raced.n_evals.min()
+        assert np.corrcoef(raced.score[two], full.score[two])[0, 1] > 0.5
+
+
+def test_rules_are_refused_where_they_mean_nothing(run: Run) -> None:
+    for value in ({"tuned": "hybrid"}, {"rule": "similarity-pixel"}):
+        with pytest.raises(GudaError, match=r"methods\.hybrid"):
+            verbs.change_settings(run, ["hybrid"], [f"{k}={v}" for k, v in value.items()])
