@@ -71,3 +71,16 @@ def test_the_index_serves_large_sets_only_where_it_is_installed(
     assert kind(None) is kind(600) is Posterior  # all of them: one matmul
     monkeypatch.setattr(nearest, "find_spec", lambda name: None)
     assert kind(5) is Posterior
+
+
+def test_it_finds_the_neighbours_where_almost_no_signal_is_left() -> None:
+    """a = 1e-5 at the end of the cosine: x_t/a is so long that float32 distances to it are all alike."""
+    schedule = Schedule.from_scheduler(make_scheduler("squaredcos_cap_v2:4000"))
+    g = torch.Generator().manual_seed(0)
+    many = torch.rand(3000, 3, 16, 16, generator=g) * 2 - 1
+    t = torch.full((8,), 3999)
+    x_t = schedule.add_noise(many[:8], torch.randn(8, 3, 16, 16, generator=g), t)
+    a = float(schedule.a[3999])
+    exact = x_t.flatten(1).double() @ many.flatten(1).double().T - a * many.flatten(1).double().square().sum(1) / 2
+    found = NearestPosterior(many, schedule, 10).nearest(x_t, t)[1]
+    assert found.sort(1).values.tolist() == exact.topk(10).indices.sort(1).values.tolist()

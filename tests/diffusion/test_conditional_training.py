@@ -74,6 +74,24 @@ def test_labels_are_groups_or_null_with_the_given_probability(make_images: Calla
     assert (drawn(1.0) == 3).all()
 
 
+def test_every_step_draws_its_labels_anew(
+    make_mlp: Callable[..., Denoiser], images: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: list[tuple[str | int, ...]] = []
+
+    def watched(groups: Any, index: Any, dropout: float, key: tuple[str | int, ...], device: Any) -> Cond:
+        keys.append(key)
+        return group_condition(groups, index, dropout, key, device)
+
+    monkeypatch.setattr("guda.diffusion.training.group_condition", watched)
+    for seed in (0, 1):
+        train(make_mlp(), images.images, images.groups, config(steps=10), seed=seed, label_dropout=0.1)
+    assert len(set(keys)) == len(keys) == 20
+    keys.clear()
+    train(make_mlp(), images.images, images.groups, config(steps=3), seed=0)
+    assert keys == []
+
+
 @pytest.mark.parametrize("net", ["mlp", "unet"])
 def test_it_resumes_in_the_same_bits_and_learns_from_its_labels(
     net: str, make_mlp: Callable[..., Denoiser], make_unet: Callable[..., Any],
