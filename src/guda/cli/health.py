@@ -28,7 +28,7 @@ def tables(found: Health, width: int) -> Iterator[Any]:
     drift = [f"{signed(d.mean, digits)} {interval(d.lo, d.hi, digits)}" for d in found.drift]
     errors = [f"{signed(d.mean, digits)} ± {plain(d.stderr, digits)}" for d in found.drift]
     columns = [max(len(names[j]), *(len(row[j]) for row in cells)) for j in range(len(names))]
-    whole = sum(c + 2 for c in columns) + max(map(len, names)) + max(map(len, errors)) + 4 <= width
+    whole = sum(c + 2 for c in columns) + max(len("without"), *map(len, names)) + max(map(len, errors)) + 4 <= width
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("without", no_wrap=True)
     for title in ["drift", *names] if whole else ["drift [95 %]", "itself", "largest leak"]:

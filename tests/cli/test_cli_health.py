@@ -1,0 +1,103 @@
+"""`guda health`, placebos and drift from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commandline import Guda, refused
+from rich.console import Console
+from tinyrun import SET, Inline, copy_run, digits_folder, tiny, tree
+
+from guda import verbs
+from guda.cli.health import tables
+from guda.methods.health import Health
+from guda.runs.run import Run
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker needs seconds to import torch; test_cli_paths.py has them."""
+    monkeypatch.setattr("guda.cli.main._engine", lambda workers, quiet: Inline())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = copy_run(tmp_path / "run")
+    verbs.change_scoring(run, reference=4)
+    return run
+
+
+def test_health_for_people_and_for_machines(guda: Guda, run: Run) -> None:
+    said = guda("health", run.root, "-n", 5)
+    assert said.code == 0, said
+    assert "retrack: nats; positive = images explained worse without the group" in said.out
+    assert "on 15 training images: the full model has trained on them" in " ".join(said.out.split())
+    assert "logo" not in said.out  # the oracle only when asked for
+    assert Run.open(run.root).recipe.scoring.reference == 5
+    again = guda("health", run.root, "--method", "retrack", "--json")
+    found = Health.model_validate(json.loads(again.out)["retrack"])
+    assert found.reference == "reference-n5-s0"
+    assert again.err == ""
+    for k, line in enumerate(line for line in said.out.splitlines() if line[:2] in ("0 ", "1 ", "2 ")):
+        assert f"{abs(found.drift[k].mean):.2f} ± {found.drift[k].stderr:.2f}" in line
+        assert f"{abs(found.matrix[k][k]):.2f}" in line
+
+
+def test_a_narrow_terminal_gets_the_largest_leaks(run: Run) -> None:
+    found = verbs.health(run, ["retrack"], Inline())["retrack"]
+
+    def printed(width: int) -> str:
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(*tables(found, width), sep="\n")
+        return captured.get()
+
+    assert "largest leak" in printed(30)
+    assert "largest leak" not in printed(100)
+
+
+def test_placebos_from_fit_to_score(guda: Guda, run: Run) -> None:
+    done = guda("fit", run.root, "--method", "retrack", "--placebos", 2, "--json")
+    assert json.loads(done.out) == {"methods": ["retrack"], "placebos": 2, "tasks_run": 2}
+    said = guda("score", run.root, "--method", "retrack")
+    assert "2 placebo groups of 16 random images: half of their scores are below" in said.out
+    assert "the first group is above that for" in said.out
+    value = json.loads(guda("score", run.root, "--method", "retrack", "--json").out)["scores"]["retrack"]["placebo"]
+    assert value["placebos"] == 2
+    assert value["median"] <= value["q95"]
+    raced = guda("score", run.root, "--method", "retrack", "--stop", "budget=60")
+    assert raced.code == 0
+    assert "placebo groups" not in raced.out  # placebos are not raced
+
+
+def test_drift_from_score_to_evaluate(guda: Guda, run: Run) -> None:
+    said = guda("score", run.root, "--method", "retrack", "--drift", "subtract")
+    assert "drift subtracted" in said.out
+    assert guda("evaluate", run.root, "--json").code == 0
+    assert Run.open(run.root).recipe.scoring.drift == "subtract"
+    assert "drift subtracted" not in guda("score", run.root, "--method", "retrack", "--drift", "keep").out
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["health", "--method", "similarity-pixel", "-n", 9], ["makes no counterfactual models"]),
+        (["health", "--method", "retrak"], ["unknown method", "did you mean 'retrack'?"]),
+        (["health", "--method", "shift", "-n", 9], ["shift is not fitted", "guda fit"]),
+        (["score", "--drift", "halve"], ["scoring.drift", "'keep' or 'subtract'"]),
+        (["score", "--method", "retrack", "--stop", "top1@0.9", "--drift", "subtract"], ["give --drift keep"]),
+        (["evaluate", "--drift", "none"], ["scoring.drift"]),
+        (["fit", "--method", "similarity-pixel", "--placebos", 1], ["similarity-pixel unlearns nothing"]),
+        (["fit", "--method", "logo", "--placebos", 1], ["logo unlearns nothing"]),
+        (["score", "--queries", "reference-n4-s0"], ["no query set", SET]),
+    ],
+)
+def test_mistakes_change_nothing(guda: Guda, run: Run, args: list, parts: list[str]) -> None:
+    before = tree(run.root)
+    refused(guda(args[0], run.root, *args[1:]), *parts)
+    assert tree(run.root) == before
+
+
+def test_nothing_unlearned_yet(guda: Guda, tmp_path: Path) -> None:
+    verbs.init(tmp_path / "new", tiny(digits_folder()))
+    refused(guda("health", tmp_path / "new"), "nothing is unlearned", "guda fit")
