@@ -88,3 +88,19 @@ def test_means_over_subsets_equal_posteriors_of_those_subsets(parts) -> None:
 def test_it_is_a_registered_operator_whose_cost_counts_both_teachers() -> None:
     config = ShiftConfig.model_validate({"steps": 10, "batch_forget": 3, "batch_retain": 5})
     assert OPERATORS["shift"].fit_evals(config) == 10 * 4 * 8
+
+
+def test_with_flips_both_posteriors_hold_mirror_images(parts) -> None:
+    model, data = parts
+    rule = Shift(model, data, "1", ShiftConfig.model_validate({"flips": True}))
+    t = torch.tensor([30, 60])
+    h = half(model, data, t)
+    x = model.encode(data.images)
+    x = torch.cat([x, x.flip(-1)])
+    keep = np.concatenate([data.groups.labels, data.groups.labels]) != 1
+    for i in range(len(t)):
+        a, s = float(model.schedule.a[t[i]]), float(model.schedule.s[t[i]])
+        change = (a / s) * (brute_mean(h.x_t[i], a, s, x) - brute_mean(h.x_t[i], a, s, x[torch.from_numpy(keep)]))
+        with torch.no_grad():
+            expected = model.eps(h.x_t[i : i + 1], t[i : i + 1])[0].double() + change
+        torch.testing.assert_close(rule.target(h)[i].double(), expected, rtol=1e-4, atol=1e-4)

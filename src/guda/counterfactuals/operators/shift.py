@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import Field
 
 from guda.counterfactuals.posterior import Posterior
-from guda.counterfactuals.unlearn import Half, Operator, UnlearnConfig, operator, window_range
+from guda.counterfactuals.unlearn import FlipsConfig, Half, Operator, operator, window_range
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 
 
-class ShiftConfig(UnlearnConfig):
+class ShiftConfig(FlipsConfig):
     window: tuple[float, float] = Field(
         (0.1, 1.0), description="Timesteps where the prediction is shifted, as fractions of T: [from, to)."
     )
@@ -35,8 +36,11 @@ class Shift(Operator):
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
         super().__init__(teacher, data, group, config)
-        self.posterior = Posterior(teacher.encode(data.images).to(teacher.device), teacher.schedule)
-        self.retain = torch.from_numpy(data.groups.without(data.groups.index(group))).to(teacher.device)
+        everyone = np.arange(data.n)
+        retain = data.groups.without(data.groups.index(group))
+        self.posterior = Posterior(self.encoded(everyone), teacher.schedule)
+        mirrored = [retain, retain + data.n] if config.flips else [retain]  # `encoded` puts mirror images after all
+        self.retain = torch.from_numpy(np.concatenate(mirrored)).to(teacher.device)
         self.times = window_range(config.window, teacher.schedule.T)
 
     def target(self, half: Half) -> torch.Tensor:
@@ -53,9 +57,9 @@ class Shift(Operator):
         return eps + torch.where(inside[:, None, None, None], shift, torch.zeros_like(shift))
 
     @classmethod
-    def fit_evals(cls, config: Any) -> int:
+    def step_evals(cls, config: Any, student: int = 3) -> int:
         """The teacher runs on both halves; posterior matmuls are counted in seconds."""
-        return int(config.steps * (3 + 1) * (config.batch_forget + config.batch_retain))
+        return int((student + 1) * (config.batch_forget + config.batch_retain))
 
     def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
         return torch.nn.functional.mse_loss(student.eps(forget.x_t, forget.t), self.target(forget))
