@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from guda.counterfactuals.bank import Bank
+from guda.counterfactuals.bank import Bank, Counterfactual
 from guda.counterfactuals.swap import Workbench
 from guda.counterfactuals.unlearn import unlearn_group
 from guda.data.groups import suggestion
@@ -28,15 +28,18 @@ def unlearn(
 ) -> Bank:
     """A bank of counterfactuals of `model`, one per group of `data`; `settings` are the operator's.
 
+    `operator`: retrack, shift, esd, ...; or posterior, which fits a density of the data and trains nothing.
     `conditional`: for operators that ask one (esd), a model told each image's group, the null label last."""
     import guda.counterfactuals.operators  # noqa: F401  registers them
+    from guda.counterfactuals.rule import RuleConfig, rule_bank
     from guda.counterfactuals.unlearn import OPERATORS
 
-    if operator not in OPERATORS:
-        known = ", ".join(sorted(OPERATORS))
-        raise GudaError(f"unknown operator {operator!r}; known: {known}{suggestion(operator, OPERATORS)}")
+    if operator not in (known := sorted([*OPERATORS, "posterior"])):
+        raise GudaError(f"unknown operator {operator!r}; known: {', '.join(known)}{suggestion(operator, known)}")
     if data.shape != model.shape:
         raise GudaError(f"the model takes {model.shape} images (channels, height, width), the data are {data.shape}")
+    if operator == "posterior":
+        return rule_bank(model, data, parse_config(RuleConfig, settings, operator))
     config = parse_config(OPERATORS[operator].Config, settings, operator)
     return Bank({
         group: unlearn_group(model, data, group, operator, config, conditional=conditional)
@@ -73,8 +76,11 @@ def attribute(
         errors = [squared_errors(denoiser, d, config.block, cond) for d in draws]
         return np.stack([kl(plan, model.schedule.weights, d.t, e) for d, e in zip(draws, errors, strict=True)])
 
+    def counterfactual(found: Counterfactual) -> Denoiser:
+        return found.apply(model) if found.kind == "rule" else bench.use(found)
+
     full = contributions(model)
-    d = np.stack([contributions(bench.use(bank[g])) - full for g in bank], axis=2)
+    d = np.stack([contributions(counterfactual(bank[g])) - full for g in bank], axis=2)
     found = [difference(d[:, :, g], grid=bool(plan.grid)) for g in range(len(bank))]
     return Scores(
         method=next(iter(bank.values())).method, unit="nats", estimand=plan.estimand, queries=queries.ids,

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from tinyrun import SET, Inline, tiny, write_digits
 
+import guda
 from guda import verbs
-from guda.diffusion.models import load_model, run_schedule
+from guda.diffusion.models import load_data, load_model, run_schedule
 from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.runs.recipe import Recipe
@@ -43,6 +44,20 @@ def test_terms_of_a_rule_equal_those_of_its_denoiser_alone(run: Run) -> None:
         alone = squared_errors(load_counterfactual(run, ref), draws, 16)
         np.testing.assert_allclose(terms.kl[1], kl(plan, base.schedule.weights, draws.t, alone), rtol=1e-4)
         assert not np.allclose(terms.kl, read_terms(run, queries, ModelRef("base")).kl), group
+
+
+def test_the_python_interface_gives_the_same_scores(run: Run) -> None:
+    queries, model, data = load_queries(run, SET), load_model(run, "base"), load_data(run)
+    bank = guda.unlearn(model, data, operator="posterior", components=1)
+    found = guda.attribute(model, bank, queries, strata=6, rounds=2, block=16)
+    verbs.change_scoring(run, plan="stratified")
+    try:
+        stored = verbs.score(run, SET, ["posterior"], Inline())["posterior"]
+    finally:
+        verbs.change_scoring(run, plan="importance")
+    np.testing.assert_allclose(found.score, stored.score, rtol=1e-4, atol=1e-4)
+    with pytest.raises(GudaError, match="guda fit"):
+        bank["0"].save(run.path("x.safetensors"))
 
 
 def test_members_of_a_rule_are_evaluated_together() -> None:

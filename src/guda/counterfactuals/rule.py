@@ -9,18 +9,21 @@ rule of all groups; a density of the images themselves holds no numbers, they ar
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
 from pydantic import Field
 
+from guda.counterfactuals.bank import Bank, Counterfactual
 from guda.counterfactuals.gaussians import GaussianDensity, fit_gaussians
 from guda.counterfactuals.removal import Density, ImageDensity
 from guda.counterfactuals.unlearn import window_range
 from guda.data.images import ImageData
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
-from guda.errors import GudaError
+from guda.errors import GudaError, Mismatch
 from guda.runs.recipe import Config
 
 
@@ -83,3 +86,29 @@ class RuledDenoiser(Denoiser):
 
     def raw(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
         return self.raws(x_t, t, cond)[0]
+
+
+@dataclass(frozen=True)
+class Ruled(Counterfactual):
+    """One group's counterfactual by a rule, for a bank in memory; a run keeps the rule of all groups in one file."""
+
+    rule: Rule | None = field(default=None, compare=False)
+    member: int = 0
+
+    def apply(self, base: Denoiser) -> Denoiser:
+        if (found := base.digest()) != self.base:
+            raise Mismatch(f"counterfactual without {self.group!r}: base model", self.base, found, "make it again")
+        assert self.rule is not None
+        return RuledDenoiser(base, self.rule, [self.member])
+
+    def changed(self, base: Denoiser, known: str | None = None) -> dict[str, torch.Tensor]:
+        raise GudaError("a rule changes predictions, not weights; use apply")
+
+    def save(self, path: Path) -> None:
+        raise GudaError("a bank of rules is kept by a run: guda fit RUN --method posterior")
+
+
+def rule_bank(base: Denoiser, data: ImageData, config: RuleConfig) -> Bank:
+    rule = Rule(make_density(base, data, config, fit_rule(base, data, config)), config.window)
+    digest, names = base.digest(), data.groups.names
+    return Bank({g: Ruled("rule", g, digest, "posterior", {}, rule=rule, member=k) for k, g in enumerate(names)})
