@@ -47,7 +47,7 @@ def test_a_narrow_terminal_gets_the_largest_leaks(run: Run) -> None:
     found = verbs.health(run, ["retrack"], Inline())["retrack"]
 
     def printed(width: int) -> str:
-        console = Console(width=width)
+        console = Console(width=100)
         with console.capture() as captured:
             console.print(*tables(found, width), sep="\n")
         return captured.get()
