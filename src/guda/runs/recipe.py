@@ -93,6 +93,8 @@ class EvaluationConfig(Config):
     reference: str | None = Field(None, description="Every method's paired difference to this one is reported.")
     resamples: int = Field(2000, gt=0, description="Bootstrap resamples over queries.")
     seed: int = Field(0, ge=0, description="Seed of the bootstrap.")
+    placebos: int = Field(0, ge=0, description="Random groups that every operator unlearns too: what no group scores.")
+    health: bool = Field(False, description="Whether leakage and drift of every method are measured as well.")
 
 
 class Recipe(Config):

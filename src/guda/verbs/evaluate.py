@@ -13,12 +13,16 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import Comparison, compare
 from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.methods.base import Method, get_method, known_methods
+from guda.methods.elbo import ElboMethod
 from guda.methods.logo import Logo
+from guda.methods.placebo import placebo_tasks
+from guda.methods.unlearned import Unlearned
 from guda.runs.run import Run
 from guda.runs.store import write_json
 from guda.scoring.bands import Bands, default_edges
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries, terms_folder
+from guda.verbs.health import health
 from guda.verbs.score import parse_bands, publish, score, scored_methods, up_to_date
 from guda.verbs.work import Engine, fit_tasks
 
@@ -111,9 +115,17 @@ def _compare(run: Run, scores: dict[str, Scores], oracle: Logo, methods: list[Me
 
 
 def pipeline(run: Run, engine: Engine) -> DatasetEntry:
-    """Everything a recipe asks for: train, fit, sample, score, evaluate."""
-    methods = list(run.recipe.methods)
-    engine(run, fit_tasks(run, methods) + sample_tasks(run, run.recipe.queries), "train, fit and sample")
+    """Everything a recipe asks for: train, fit, sample, score, look at the counterfactuals, evaluate."""
+    methods, asked = list(run.recipe.methods), run.recipe.evaluation
+    tasks = fit_tasks(run, methods)
+    found = [get_method(run, m) for m in methods]
+    if asked.placebos:
+        for method in found:
+            if isinstance(method, Unlearned) and method.operator.regroupable:
+                tasks += placebo_tasks(method, asked.placebos)
+    engine(run, tasks + sample_tasks(run, run.recipe.queries), "train, fit and sample")
     name = collect_samples(run, run.recipe.queries)
     score(run, name, methods, engine)
+    if asked.health:
+        health(run, [m.method_id for m in found if isinstance(m, ElboMethod) and not isinstance(m, Logo)], engine)
     return evaluate(run, name)
