@@ -188,11 +188,7 @@ def fit(
             f"the recipe of {run} names no method to fit (logo is fitted only when asked for); give --method"
         )
     done = verbs.fit(folder, methods, _engine(workers, as_json), placebos)
-    _say(
-        {"methods": methods, "placebos": placebos, "tasks_run": done},
-        f"Fitted {', '.join(methods)} ({done} tasks run).",
-        as_json,
-    )
+    _say({"methods": methods, "tasks_run": done}, f"Fitted {', '.join(methods)} ({done} tasks run).", as_json)
 
 
 @app.command()
