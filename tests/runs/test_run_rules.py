@@ -105,3 +105,21 @@ def test_rules_are_refused_where_they_mean_nothing(run: Run) -> None:
     for value in ({"tuned": "hybrid"}, {"rule": "similarity-pixel"}):
         with pytest.raises(GudaError, match=r"methods\.hybrid"):
             verbs.change_settings(run, ["hybrid"], [f"{k}={v}" for k, v in value.items()])
+
+
+def test_a_recipe_may_ask_for_placebos_and_health(run: Run) -> None:
+    value = run.recipe.model_dump(mode="json")
+    value["methods"]["logo"] = {"seeds": [1, 2]}
+    value["evaluation"] |= {"placebos": 1, "health": True}
+    value["scoring"]["reference"] = 2
+    run.update(Recipe.from_dict(value, "test"))
+    entry = verbs.pipeline(run, Inline())
+    assert {"shift", "posterior", "hybrid"} <= set(entry.methods)
+    assert verbs.scores_path(run, SET, "shift-placebo").is_file()
+    measured = {p.name.rsplit("-", 1)[0] for p in run.path("health").glob("*.json")}
+    assert measured == {"shift", "posterior", "hybrid"}
+    hybrid, shift = entry.methods["hybrid"], entry.methods["shift"]
+    assert hybrid.fit_evals == shift.fit_evals
+    assert hybrid.fit_seconds is not None
+    assert shift.fit_seconds is not None
+    assert hybrid.fit_seconds >= shift.fit_seconds
