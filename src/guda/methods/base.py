@@ -11,9 +11,11 @@ decorate a class with `@method("my-id")`, or name its module under the entry-poi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, ClassVar
+
+import numpy as np
 
 from guda.data.groups import suggestion
 from guda.data.queries import Queries
@@ -45,6 +47,10 @@ class Method(ABC):
     @abstractmethod
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         """`bands`: count these timesteps only; a method without timesteps answers the same for all of them."""
+
+    def values(self, queries: Queries, bands: Sequence[Bands]) -> list[np.ndarray]:
+        """The bare scores [Q, G] counting each of `bands` only, without errors and ranks, which cost more."""
+        return [self.scores(queries, b).score for b in bands]
 
     @abstractmethod
     def fit_evals(self) -> float:

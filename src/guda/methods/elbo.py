@@ -9,12 +9,12 @@ the method says so, taken draw by draw so that its error bar is that of the mean
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data
+from guda.diffusion.models import load_data, run_schedule
 from guda.engine.tasks import Task
 from guda.methods.base import Method
 from guda.scoring.bands import Bands
@@ -99,6 +99,17 @@ class ElboMethod(Method):
             n_evals=sum(_networks(sets)) * plan.evals_per_round * self.run.recipe.scoring.rounds,
             **(drift.widen(found) if drift else found), **rank_columns(d, drift.cov if drift else 0.0),
         )  # fmt: skip
+
+    def values(self, queries: Queries, bands: Sequence[Bands]) -> list[np.ndarray]:
+        return self._values(self.sets(), self.reader(queries), bands)
+
+    def _values(self, sets: list[Set], read: Reader, bands: Sequence[Bands]) -> list[np.ndarray]:
+        """The terms are read once, whatever the number of bands."""
+        d, t = self.contributions(sets, read), read(sets[0][0]).t
+        T = run_schedule(self.run).T
+        found = [(d * b.factors(T)[t][:, :, None]).mean(axis=0).sum(axis=-1) for b in bands]
+        drifts = [self.drift(b) for b in bands]
+        return [f if drift is None else f - drift.mean for f, drift in zip(found, drifts, strict=True)]
 
     def networks(self) -> tuple[int, int]:
         """(shared, each): one draw of n groups costs shared + each n network evaluations."""

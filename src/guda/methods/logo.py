@@ -6,8 +6,10 @@ oracle is the mean over seeds, and the agreement of one with the mean of the oth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from guda.counterfactuals.bank import Counterfactual, file_name
@@ -104,6 +106,12 @@ class Logo(ElboMethod):
             name = f"logo-s{seed}"
             found[name] = self.combine(queries, [self.seed_set(seed)], name, read, bands)
         return found
+
+    def seed_values(self, queries: Queries, bands: Sequence[Bands]) -> list[np.ndarray]:
+        """The bare scores of every seed by itself, [seeds, Q, G] for each of `bands`."""
+        read = self.reader(queries)
+        found = [self._values([self.seed_set(seed)], read, bands) for seed in self.config.seeds]
+        return [np.stack(of_band) for of_band in zip(*found, strict=True)]
 
     def fit_evals(self) -> float:
         """Of one seed: what one retraining per group costs."""

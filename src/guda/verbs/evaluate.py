@@ -36,7 +36,8 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
     scores: dict[str, Scores] = {}
     for method in [oracle, *methods]:
         scores |= publish(run, queries, method, bands)
-    found = _compare(run, scores, oracle, methods)
+    gold = np.stack([scores[f"logo-s{s}"].score for s in oracle.config.seeds])
+    found = _compare(run, gold, {m.method_id: scores[m.method_id].score for m in methods})
     tuned = set(tuned_on(run, queries))
     if flattered := [m.method_id for m in methods if tuned & {m.method_id, *m.parts()}]:
         said = f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter."
@@ -72,14 +73,13 @@ def _seconds(run: Run, stages: list[str]) -> float | None:
 def evaluate_bands(run: Run, name: str) -> dict[str, dict[str, float]]:
     """Top-1 in every noise band, against that band's own oracle: {band: {"ceiling": x, method: y, ...}}."""
     queries, oracle, methods = _checked(run, name)
-    edges = default_edges(run_schedule(run).T)
+    bands = [Bands(((low, high, 1.0),)) for low, high in pairwise(default_edges(run_schedule(run).T))]
+    gold, values = oracle.seed_values(queries, bands), {m.method_id: m.values(queries, bands) for m in methods}
     table = {}
-    for low, high in pairwise(edges):
-        bands = Bands(((low, high, 1.0),))
-        scores = oracle.all_scores(queries, bands) | {m.method_id: m.scores(queries, bands) for m in methods}
-        found = _compare(run, scores, oracle, methods)
+    for i, band in enumerate(bands):
+        found = _compare(run, gold[i], {m: v[i] for m, v in values.items()})
         row = {} if found.ceiling is None else {"ceiling": found.ceiling.intervals["top1"].mean}
-        table[f"{low}:{high}"] = row | {m: a.intervals["top1"].mean for m, a in found.methods.items()}
+        table[band.name] = row | {m: a.intervals["top1"].mean for m, a in found.methods.items()}
     return table
 
 
@@ -111,13 +111,11 @@ def _checked(run: Run, name: str) -> tuple[Queries, Logo, list[Method]]:
     return queries, oracle, methods
 
 
-def _compare(run: Run, scores: dict[str, Scores], oracle: Logo, methods: list[Method]) -> Comparison:
+def _compare(run: Run, gold: np.ndarray, values: dict[str, np.ndarray]) -> Comparison:
+    """`gold`: of the oracle's seeds, [S, Q, G]; `values`: of the methods, [Q, G]."""
     config = run.recipe.evaluation
-    names = [m.method_id for m in methods]
-    return compare(
-        np.stack([scores[f"logo-s{s}"].score for s in oracle.config.seeds]), {m: scores[m].score for m in names},
-        reference=config.reference if config.reference in names else None, n=config.resamples, seed=config.seed,
-    )  # fmt: skip
+    reference = config.reference if config.reference in values else None
+    return compare(gold, values, reference=reference, n=config.resamples, seed=config.seed)
 
 
 def pipeline(run: Run, engine: Engine) -> DatasetEntry:
