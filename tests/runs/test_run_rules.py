@@ -14,9 +14,11 @@ from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.runs.recipe import Recipe
 from guda.runs.run import Run
+from guda.runs.store import read_tensors, write_tensors
 from guda.scoring.elbo import all_squared_errors, kl, make_draws, squared_errors
 from guda.scoring.pilot import run_plan
 from guda.scoring.terms import ModelRef, families, load_counterfactual, load_queries, read_terms
+from guda.verbs.bank import bank_list, bank_verify
 
 METHODS = {
     "shift": {"steps": 3, "batch_forget": 8, "batch_retain": 8},
@@ -160,6 +162,48 @@ def test_a_hybrid_of_some_groups_fits_these_alone(run: Run) -> None:
     assert [t.name for t in both.fit()] == ["fit shift without 2", "fit shift without 0", "fit posterior"]
 
 
+BREAKS: dict[str, tuple[Any, str]] = {
+    "no config": (lambda h, t: (without(h, "config"), t), "tells of no rule"),
+    "bad config": (lambda h, t: (h | {"config": "{}x"}, t), "tells of no rule"),
+    "no means": (lambda h, t: (without(h, "digest"), without(t, "mean")), "holds no 'mean'"),
+    "other numbers": (lambda h, t: (h, t | {"mean": 2 * t["mean"]}), "is damaged: digest"),
+    "other base": (lambda h, t: (without(h, "digest") | {"base": "abc"}, t), "base model: found 'abc'"),
+    "other groups": (
+        lambda h, t: (without(h, "digest"), t | {"owner": 0 * t["owner"]}),
+        "groups: found 1, given 3",
+    ),
+}
+
+
+def without(value: dict[str, Any], key: str) -> dict[str, Any]:
+    return {k: v for k, v in value.items() if k != key}
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_rule_that_is_not_this_runs_is_one_clear_line(run: Run, tmp_path: Path, how: str) -> None:
+    file = get_method(run, "posterior").file  # type: ignore[attr-defined]
+    change, said = BREAKS[how]
+    path = run.path(file)
+    sound = path.read_bytes()
+    assert bank_verify(run)["problems"] == []
+    assert [(r.kind, r.group, r.base_ok, r.used) for r in bank_list(run) if r.file == file] == [
+        ("rule", "(all)", True, True)
+    ]
+    fresh = add_fresh(run, tmp_path / f"broken-{how.replace(' ', '-')}")
+    try:
+        tensors, header = read_tensors(path)
+        header, tensors = change(header, tensors)
+        write_tensors(path, tensors, header)
+        with pytest.raises(GudaError, match=said):
+            verbs.score(run, fresh, ["posterior"], Inline())
+        problems = bank_verify(run)["problems"]
+        assert [p["file"] for p in problems] == [file]
+        assert said.removeprefix("is ") in problems[0]["problem"]
+        bank_list(run)
+    finally:
+        path.write_bytes(sound)
+
+
 def test_rules_are_refused_where_they_mean_nothing(run: Run) -> None:
     for value in ({"tuned": "hybrid"}, {"rule": "similarity-pixel"}):
         with pytest.raises(GudaError, match=r"methods\.hybrid"):
@@ -175,6 +219,7 @@ def test_a_recipe_may_ask_for_placebos_and_health(run: Run) -> None:
     entry = verbs.pipeline(run, Inline())
     assert {"shift", "posterior", "hybrid"} <= set(entry.methods)
     assert verbs.scores_path(run, SET, "shift-placebo").is_file()
+    assert [r.used for r in bank_list(run) if r.group == "placebo-0"] == [True]
     measured = {p.name.rsplit("-", 1)[0] for p in run.path("health").glob("*.json")}
     assert measured == {"shift", "posterior", "hybrid"}
     hybrid, shift = entry.methods["hybrid"], entry.methods["shift"]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from guda.counterfactuals.rule import RuleConfig, fit_rule
+from guda.counterfactuals.rule import RuleConfig, fit_rule, save_rule
 from guda.diffusion.models import load_data, load_model, model_digest, model_files
 from guda.engine.tasks import Task
 from guda.methods.base import method
 from guda.methods.elbo import ElboMethod, Set
 from guda.runs.recipe import parse_config
 from guda.runs.run import Run
-from guda.runs.store import write_tensors
 from guda.scoring.terms import ModelRef
+
+RULE = "rule.safetensors"  # the file of all groups
 
 
 @method("posterior")
@@ -26,7 +27,7 @@ class PosteriorMethod(ElboMethod):
 
     @property
     def file(self) -> str:
-        return f"{self.artifact()}/rule.safetensors"
+        return f"{self.artifact()}/{RULE}"
 
     def sets(self) -> list[Set]:
         return [(ModelRef("base"), {g: ModelRef("base", self.file, self.number(g)) for g in self.groups})]
@@ -47,5 +48,4 @@ class PosteriorMethod(ElboMethod):
 def fit_file(run: Run, config: dict[str, Any], file: str) -> None:
     found: RuleConfig = parse_config(RuleConfig, config, "posterior")
     tensors = fit_rule(load_model(run, "base"), load_data(run), found)
-    header = {"kind": "rule", "method": "posterior", "base": model_digest(run, "base")}
-    write_tensors(run.path(file), tensors, header | {"config": found.model_dump_json()})
+    save_rule(run.path(file), model_digest(run, "base"), found, tensors)
