@@ -327,3 +327,17 @@ def test_where_placebos_make_no_sense(run: Run, monkeypatch: pytest.MonkeyPatch)
         verbs.fit(run, ["retrack"], Inline(), 1)
     assert tree(run.root) == before
     assert fitted_placebos(Placebos(get_method(run, "retrack"), 1)) is None
+
+
+def test_health_of_other_settings_is_not_shown(run: Run) -> None:
+    """Also where it is not the method's own settings that changed, but those of what it combines."""
+    small = ["steps=2", "batch_forget=8", "batch_retain=8"]
+    verbs.change_settings(run, ["shift"], small)
+    verbs.fit(run, ["hybrid"], Inline())
+    verbs.health(run, ["hybrid", "logo"], Inline())
+    assert read_health(run, get_method(run, "hybrid")) is not None
+    assert read_health(run, get_method(run, "logo")) is not None
+    verbs.change_settings(run, ["shift"], ["steps=3"])
+    verbs.change_settings(run, ["logo"], ["seeds=[1]"])
+    assert read_health(run, get_method(run, "hybrid")) is None
+    assert read_health(run, get_method(run, "logo")) is None

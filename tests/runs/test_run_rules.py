@@ -1,8 +1,11 @@
 """posterior and hybrid in a run: shared evaluations, arithmetic on terms, races, resume."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
-from tinyrun import SET, Inline, tiny, write_digits
+from tinyrun import SET, Inline, tiny, write_digits, write_queries
 
 import guda
 from guda import verbs
@@ -11,9 +14,11 @@ from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.runs.recipe import Recipe
 from guda.runs.run import Run
-from guda.scoring.elbo import kl, make_draws, squared_errors
+from guda.runs.store import read_tensors, write_tensors
+from guda.scoring.elbo import all_squared_errors, kl, make_draws, squared_errors
 from guda.scoring.pilot import run_plan
 from guda.scoring.terms import ModelRef, families, load_counterfactual, load_queries, read_terms
+from guda.verbs.bank import bank_list, bank_verify
 
 METHODS = {
     "shift": {"steps": 3, "batch_forget": 8, "batch_retain": 8},
@@ -101,6 +106,104 @@ def test_races_take_rules_and_hybrids(run: Run) -> None:
         assert np.corrcoef(raced.score[two], full.score[two])[0, 1] > 0.5
 
 
+def add_fresh(run: Run, folder: Path) -> str:
+    """Six queries with terms of their own: parts go by content, names included."""
+    for path in write_queries(folder).iterdir():
+        path.rename(folder / f"{folder.name}-{path.name}")
+    return verbs.add_queries(run, folder)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Images sent through a network, call by call."""
+    seen: list[int] = []
+
+    def counted(denoiser: Any, draws: Any, block: int, cond: Any = None) -> np.ndarray:
+        seen.append(int(np.prod(draws.eps.shape[:3])))
+        return all_squared_errors(denoiser, draws, block, cond)
+
+    monkeypatch.setattr("guda.scoring.terms.all_squared_errors", counted)
+    return seen
+
+
+@pytest.mark.parametrize(("name", "models"), [("posterior", 2), ("shift", 4), ("hybrid", 5)])
+def test_evaluations_are_those_that_networks_make(
+    run: Run, passes: list[int], tmp_path: Path, name: str, models: int
+) -> None:
+    fresh = add_fresh(run, tmp_path / f"fresh-{name}")
+    found = verbs.score(run, fresh, [name], Inline())[name]
+    each = models * 12 * 2  # strata in pairs, rounds
+    assert sum(passes) == 6 * each
+    assert get_method(run, name).score_evals(load_queries(run, fresh)) == each
+    assert verbs.evals_per_picture(run, found) == each
+    rows = {r["what"]: r["evals"] for r in verbs.plan(run, [name], 6)["rows"]}
+    assert rows[f"score 6 queries by {name}"] == 6 * each
+
+
+@pytest.mark.parametrize("name", ["posterior", "hybrid"])
+def test_a_race_keeps_its_budget(run: Run, passes: list[int], tmp_path: Path, name: str) -> None:
+    fresh = add_fresh(run, tmp_path / f"raced-{name}")
+    with pytest.raises(GudaError, match=f"costs {24 if name == 'posterior' else 60} evaluations"):
+        verbs.score(run, fresh, [name], Inline(), stop="budget=23")
+    found = verbs.score(run, fresh, [name], Inline(), stop="budget=110")[name]
+    assert sum(passes) == 6 * verbs.evals_per_picture(run, found)
+    assert sum(passes) <= 6 * 110
+
+
+def test_times_are_booked_by_half_whoever_is_scored_first(run: Run, tmp_path: Path) -> None:
+    fresh = add_fresh(run, tmp_path / "timed")
+    verbs.score(run, fresh, ["hybrid", "shift", "posterior"], Inline())
+    assert {p.name for p in run.path("timings", "score", fresh).iterdir()} == {"shift", "posterior"}
+
+
+def test_a_hybrid_of_some_groups_fits_these_alone(run: Run) -> None:
+    both = get_method(run, "hybrid")
+    both.only = ("2", "0")  # type: ignore[attr-defined]
+    assert [t.name for t in both.fit()] == ["fit shift without 2", "fit shift without 0", "fit posterior"]
+
+
+BREAKS: dict[str, tuple[Any, str]] = {
+    "no config": (lambda h, t: (without(h, "config"), t), "tells of no rule"),
+    "bad config": (lambda h, t: (h | {"config": "{}x"}, t), "tells of no rule"),
+    "no means": (lambda h, t: (without(h, "digest"), without(t, "mean")), "holds no 'mean'"),
+    "other numbers": (lambda h, t: (h, t | {"mean": 2 * t["mean"]}), "is damaged: digest"),
+    "other base": (lambda h, t: (without(h, "digest") | {"base": "abc"}, t), "base model: found 'abc'"),
+    "other groups": (
+        lambda h, t: (without(h, "digest"), t | {"owner": 0 * t["owner"]}),
+        "groups: found 1, given 3",
+    ),
+}
+
+
+def without(value: dict[str, Any], key: str) -> dict[str, Any]:
+    return {k: v for k, v in value.items() if k != key}
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_rule_that_is_not_this_runs_is_one_clear_line(run: Run, tmp_path: Path, how: str) -> None:
+    file = get_method(run, "posterior").file  # type: ignore[attr-defined]
+    change, said = BREAKS[how]
+    path = run.path(file)
+    sound = path.read_bytes()
+    assert bank_verify(run)["problems"] == []
+    assert [(r.kind, r.group, r.base_ok, r.used) for r in bank_list(run) if r.file == file] == [
+        ("rule", "(all)", True, True)
+    ]
+    fresh = add_fresh(run, tmp_path / f"broken-{how.replace(' ', '-')}")
+    try:
+        tensors, header = read_tensors(path)
+        header, tensors = change(header, tensors)
+        write_tensors(path, tensors, header)
+        with pytest.raises(GudaError, match=said):
+            verbs.score(run, fresh, ["posterior"], Inline())
+        problems = bank_verify(run)["problems"]
+        assert [p["file"] for p in problems] == [file]
+        assert said.removeprefix("is ") in problems[0]["problem"]
+        bank_list(run)
+    finally:
+        path.write_bytes(sound)
+
+
 def test_rules_are_refused_where_they_mean_nothing(run: Run) -> None:
     for value in ({"tuned": "hybrid"}, {"rule": "similarity-pixel"}):
         with pytest.raises(GudaError, match=r"methods\.hybrid"):
@@ -116,6 +219,7 @@ def test_a_recipe_may_ask_for_placebos_and_health(run: Run) -> None:
     entry = verbs.pipeline(run, Inline())
     assert {"shift", "posterior", "hybrid"} <= set(entry.methods)
     assert verbs.scores_path(run, SET, "shift-placebo").is_file()
+    assert [r.used for r in bank_list(run) if r.group == "placebo-0"] == [True]
     measured = {p.name.rsplit("-", 1)[0] for p in run.path("health").glob("*.json")}
     assert measured == {"shift", "posterior", "hybrid"}
     hybrid, shift = entry.methods["hybrid"], entry.methods["shift"]

@@ -1,6 +1,7 @@
 """`guda tune`: the best of what was tried, on queries of its own, and the same study however often it is killed."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,3 +240,37 @@ def test_without_the_oracle_there_is_nothing_to_agree_with(tmp_path: Path) -> No
     with pytest.raises(GudaError, match=r"LOGO, which is not fitted for 0, 1, 2 \(4 trainings missing.*--method logo"):
         study(run, 1)
     assert SET in run.query_sets()
+
+
+def test_tuning_queries_are_never_the_default_and_are_named_where_they_are_evaluated(run: Run) -> None:
+    study(run, 1, "steps=3")
+    assert "flatter" not in str(verbs.evaluate(run, SET).note)
+    verbs.change_queries(run, 5, 9)  # not drawn yet
+    shutil.rmtree(run.path("queries", SET))
+    with pytest.raises(GudaError, match="guda sample"):
+        verbs.choose_queries(run)
+    verbs.change_queries(run, 6, 1)  # some of the tuning pictures, under another name
+    name = verbs.sample(run, Inline())
+    verbs.score(run, name, ["logo", "retrack"], Inline())
+    assert "Settings of retrack were chosen on some of these queries" in str(verbs.evaluate(run, name).note)
+
+
+def test_a_study_is_another_when_what_its_trials_depend_on_changes(run: Run) -> None:
+    def folder() -> Path:
+        return tune(run, "hybrid", 1, Inline(), n=4, space=parse_space("share=0.1|0.5")).folder
+
+    verbs.change_settings(run, ["shift"], ["steps=2", "batch_forget=8", "batch_retain=8"])
+    first = folder()
+    assert folder() == first
+    verbs.change_settings(run, ["shift"], ["steps=3"])
+    second = folder()
+    verbs.change_scoring(run, drift="subtract", reference=2)
+    assert len({first, second, folder()}) == 3
+
+
+def test_nothing_is_drawn_before_the_oracle_is_there(tmp_path: Path) -> None:
+    run = verbs.init(tmp_path / "run", tiny(digits_folder()))
+    before = tree(run.root)
+    with pytest.raises(GudaError, match="--method logo"):
+        study(run, 1)
+    assert tree(run.root) == before

@@ -245,7 +245,7 @@ def score(
     for found in results.values():
         lines.append(f"{found.method} ({found.unit}; positive = the group mattered; {found.estimand})")
         if stop is not None:
-            lines.append(f"  {found.evals_per_query().mean():,.0f} evaluations per picture on average")
+            lines.append(f"  {verbs.evals_per_picture(folder, found):,.0f} evaluations per picture on average")
         shown = found.queries[:5]
         for query in shown:
             lines.append(f"  {query}: " + "   ".join(str(g) for g in found[query].top(top)))

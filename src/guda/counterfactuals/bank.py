@@ -113,8 +113,11 @@ class Card:
     @classmethod
     def read(cls, path: Path) -> Card:
         header, dtypes = read_header(path)
-        dtype = "+".join(sorted({d.lower().replace("f32", "fp32") for d in dtypes.values()})) or "-"
-        return cls(**_fields(header, path), dtype=dtype)
+        return cls(**_fields(header, path), dtype=dtype_text(dtypes))
+
+
+def dtype_text(dtypes: Mapping[str, str]) -> str:
+    return "+".join(sorted({d.lower().replace("f32", "fp32") for d in dtypes.values()})) or "-"
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

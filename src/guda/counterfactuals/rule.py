@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from guda.counterfactuals.bank import Bank, Counterfactual
 from guda.counterfactuals.gaussians import GaussianDensity, fit_gaussians
@@ -22,9 +22,10 @@ from guda.counterfactuals.removal import Density, ImageDensity
 from guda.counterfactuals.unlearn import window_range
 from guda.data.images import ImageData
 from guda.diffusion.cond import Cond
-from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.denoiser import Denoiser, weights_digest
 from guda.errors import GudaError, Mismatch
 from guda.runs.recipe import Config
+from guda.runs.store import digest, read_tensors, write_tensors
 
 
 class RuleConfig(Config):
@@ -56,6 +57,39 @@ def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: d
         return GaussianDensity(tensors, base.schedule, base.device)
     x0, labels = base.encode(data.images).to(base.device), torch.from_numpy(data.groups.labels.copy())
     return ImageDensity(x0, labels.to(base.device), base.schedule, config.bandwidth)
+
+
+def _identity(header: dict[str, str], tensors: dict[str, torch.Tensor]) -> str:
+    plain = {k: header.get(k) for k in ("kind", "method", "base", "config")}
+    return digest([plain, weights_digest(tensors)], 64)
+
+
+def save_rule(path: Path, base: str, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """One file for all groups; `base`: digest of the model whose predictions it moves."""
+    header = {"kind": "rule", "method": "posterior", "base": base, "config": config.model_dump_json()}
+    write_tensors(path, tensors, header | {"digest": _identity(header, tensors)})
+
+
+def read_rule(path: Path, base: Denoiser, known: str, data: ImageData) -> Rule:
+    """The rule of a file, refused on another model (`known`: its digest) or where it does not fit the data."""
+    tensors, header = read_tensors(path)
+    fix = "delete it and fit again"
+    try:
+        config = RuleConfig.model_validate_json(header["config"])
+        found = header["base"]
+    except (KeyError, TypeError, ValidationError):
+        raise GudaError(f"{path} is damaged: its header tells of no rule; {fix}") from None
+    if "digest" in header and header["digest"] != (actual := _identity(header, tensors)):
+        raise Mismatch(f"{path} is damaged: digest", actual, header["digest"], fix)
+    if found != known:
+        raise Mismatch(f"{path}: base model", found, known, fix)
+    try:
+        density = make_density(base, data, config, tensors)
+    except KeyError as e:
+        raise GudaError(f"{path} is damaged: it holds no {e}; {fix}") from None
+    if density.n_groups != len(data.groups):
+        raise Mismatch(f"{path}: groups", density.n_groups, len(data.groups), fix)
+    return Rule(density, config.window)
 
 
 class Rule:
@@ -110,5 +144,5 @@ class Ruled(Counterfactual):
 
 def rule_bank(base: Denoiser, data: ImageData, config: RuleConfig) -> Bank:
     rule = Rule(make_density(base, data, config, fit_rule(base, data, config)), config.window)
-    digest, names = base.digest(), data.groups.names
-    return Bank({g: Ruled("rule", g, digest, "posterior", {}, rule=rule, member=k) for k, g in enumerate(names)})
+    mine, names = base.digest(), data.groups.names
+    return Bank({g: Ruled("rule", g, mine, "posterior", {}, rule=rule, member=k) for k, g in enumerate(names)})

@@ -23,7 +23,7 @@ from guda.scoring.estimate import difference, stack_estimates
 from guda.scoring.pilot import run_plan
 from guda.scoring.ranks import rank_columns
 from guda.scoring.scores import Scores
-from guda.scoring.terms import ModelRef, Terms, read_terms, score_tasks
+from guda.scoring.terms import ModelRef, Terms, families, read_terms, score_tasks
 
 Set = tuple[ModelRef, dict[str, ModelRef]]  # a full model, and its counterfactual per group
 Reader = Callable[[ModelRef], Terms]
@@ -96,7 +96,7 @@ class ElboMethod(Method):
         return Scores(
             method=name, unit=self.unit, estimand=estimand + (", drift subtracted" if drift else ""),
             queries=queries.ids, groups=self.groups,
-            n_evals=2 * len(sets) * plan.evals_per_round * self.run.recipe.scoring.rounds,
+            n_evals=sum(_networks(sets)) * plan.evals_per_round * self.run.recipe.scoring.rounds,
             **(drift.widen(found) if drift else found), **rank_columns(d, drift.cov if drift else 0.0),
         )  # fmt: skip
 
@@ -111,5 +111,20 @@ class ElboMethod(Method):
         drifts = [self.drift(b) for b in bands]
         return [f if drift is None else f - drift.mean for f, drift in zip(found, drifts, strict=True)]
 
+    def networks(self) -> tuple[int, int]:
+        """(shared, each): one draw of n groups costs shared + each n network evaluations."""
+        return _networks(self.sets())
+
     def score_evals(self, queries: Queries) -> float:
-        return float(len(self.models()) * run_plan(self.run).evals_per_round * self.run.recipe.scoring.rounds)
+        shared, each = self.networks()
+        draws = run_plan(self.run).evals_per_round * self.run.recipe.scoring.rounds
+        return float((shared + each * len(self.groups)) * draws)
+
+
+def _networks(sets: list[Set]) -> tuple[int, int]:
+    def count(groups: int) -> int:
+        used = dict.fromkeys(m for full, others in sets for m in (full, *list(others.values())[:groups]))
+        return len(families(used))  # the members of a rule share one
+
+    each = count(2) - count(1)
+    return count(1) - each, each

@@ -25,7 +25,7 @@ from guda.methods.elbo import ElboMethod
 from guda.methods.reference import Reference
 from guda.runs.recipe import Config
 from guda.runs.run import Run
-from guda.runs.store import read_json, write_json
+from guda.runs.store import digest, read_json, write_json
 from guda.scoring.bands import by_band, default_edges
 from guda.scoring.drift import Drift, measure
 from guda.scoring.pilot import run_plan
@@ -70,6 +70,10 @@ class Health(Config):
 
 
 def health_path(method: Method) -> str:
+    """Named after the artifact; where several sets are combined (seeds, halves), after all of their models."""
+    if isinstance(method, ElboMethod) and len(method.sets()) > 1:
+        made_of = [method.config.model_dump(mode="json"), [m.key for m in method.models()]]
+        return f"health/{method.method_id}-{digest(made_of, 8)}.json"
     return f"health/{Path(getattr(method, 'folder', None) or method.artifact()).name}.json"
 
 

@@ -46,25 +46,31 @@ class Hybrid(ElboMethod):
                 raise GudaError(f"methods.{method_id}: {name!r} is not a method with one counterfactual per group")
             self.halves.append(found)
 
-    def sets(self) -> list[Set]:
+    def restricted(self) -> list[ElboMethod]:
+        """The halves, for the same groups as this method."""
         for half in self.halves:
             half.only = self.only
-        return [half.sets()[0] for half in self.halves]
+        return self.halves
+
+    def sets(self) -> list[Set]:
+        return [half.sets()[0] for half in self.restricted()]
 
     def shares(self, t: np.ndarray, n_sets: int) -> list[np.ndarray | float]:
         tuned = np.where(t < round(self.config.edge * run_schedule(self.run).T), self.config.share, 0.0)
         return [tuned, 1 - tuned]
 
     def fit(self) -> list[Task]:
-        return [task for half in self.halves for task in half.fit()]
+        return [task for half in self.restricted() for task in half.fit()]
+
+    def fitted(self) -> bool:
+        return all(half.fitted() for half in self.restricted())
+
+    def score(self, queries: Queries, planned: set[str]) -> list[Task]:
+        """Its halves' work, booked as theirs, whoever is scored first."""
+        return [task for half in self.restricted() for task in half.score(queries, planned)]
 
     def parts(self) -> tuple[str, ...]:
         return tuple(half.method_id for half in self.halves)
 
     def fit_evals(self) -> float:
         return sum(half.fit_evals() for half in self.halves)
-
-    def score_evals(self, queries: Queries) -> float:
-        """The full model's own evaluations are shared."""
-        full = self.halves[0].score_evals(queries) / len(self.halves[0].models())
-        return sum(half.score_evals(queries) for half in self.halves) - full

@@ -1,24 +1,23 @@
 """posterior: no fine-tuning at all. Every group's counterfactual is a rule on top of the full model.
 
 The only thing fitted is a density of the training images (seconds; counterfactuals/gaussians.py). Scoring evaluates the
-full model once per draw and moves its prediction by the density's change for every group.
+full model once more per draw and moves its prediction by the density's change, for all groups together.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from guda.counterfactuals.rule import RuleConfig, fit_rule
-from guda.data.queries import Queries
+from guda.counterfactuals.rule import RuleConfig, fit_rule, save_rule
 from guda.diffusion.models import load_data, load_model, model_digest, model_files
 from guda.engine.tasks import Task
 from guda.methods.base import method
 from guda.methods.elbo import ElboMethod, Set
 from guda.runs.recipe import parse_config
 from guda.runs.run import Run
-from guda.runs.store import write_tensors
-from guda.scoring.pilot import run_plan
 from guda.scoring.terms import ModelRef
+
+RULE = "rule.safetensors"  # the file of all groups
 
 
 @method("posterior")
@@ -28,7 +27,7 @@ class PosteriorMethod(ElboMethod):
 
     @property
     def file(self) -> str:
-        return f"{self.artifact()}/rule.safetensors"
+        return f"{self.artifact()}/{RULE}"
 
     def sets(self) -> list[Set]:
         return [(ModelRef("base"), {g: ModelRef("base", self.file, self.number(g)) for g in self.groups})]
@@ -45,13 +44,8 @@ class PosteriorMethod(ElboMethod):
     def fit_evals(self) -> float:
         return 0.0
 
-    def score_evals(self, queries: Queries) -> float:
-        """The full model twice per draw, once for itself and once under the rule, however many groups there are."""
-        return float(2 * run_plan(self.run).evals_per_round * self.run.recipe.scoring.rounds)
-
 
 def fit_file(run: Run, config: dict[str, Any], file: str) -> None:
     found: RuleConfig = parse_config(RuleConfig, config, "posterior")
     tensors = fit_rule(load_model(run, "base"), load_data(run), found)
-    header = {"kind": "rule", "method": "posterior", "base": model_digest(run, "base")}
-    write_tensors(run.path(file), tensors, header | {"config": found.model_dump_json()})
+    save_rule(run.path(file), model_digest(run, "base"), found, tensors)

@@ -47,7 +47,7 @@ def race(
     plan = run_plan(method.run)
     if plan.grid:
         raise GudaError("the paper's fixed grid cannot be raced; use scoring.estimand: elbo")
-    state = Race(queries.n, len(method.groups), plan.evals_per_round, rule, MAX_ROUNDS)
+    state = Race(queries.n, len(method.groups), plan.evals_per_round, rule, MAX_ROUNDS, method.networks())
     while (wanted := state.wanted()).any():
         number = len(state.rounds)
         work(_tasks(method, queries, rule, wanted, number, sets), f"race {queries.name}, round {number + 1}")
@@ -155,7 +155,7 @@ def _scores(method: ElboMethod, queries: Queries, rule: StopRule, found: RaceRes
         Scores(
             method=method.method_id, unit=method.unit, queries=queries.ids, groups=method.groups,
             estimand=f"{plan.estimand}; raced to {rule.name}, intervals hold at every look",
-            score=found.score, n_evals=2 * found.rounds * plan.evals_per_round,
+            score=found.score, n_evals=sum(method.networks()) * found.rounds * plan.evals_per_round,
         ),
         stderr=np.where(unknown, np.nan, found.stderr), lo=np.where(unknown, np.nan, found.lo),
         hi=np.where(unknown, np.nan, found.hi), ranks=ranks,

@@ -132,19 +132,29 @@ def _halve(order: np.ndarray, groups: int, top: int) -> np.ndarray:
 class Race:
     """The state of a race over some queries: what the next round should evaluate, given the rounds so far."""
 
-    def __init__(self, n_queries: int, n_groups: int, evals_per_round: int, rule: StopRule, max_rounds: int) -> None:
+    def __init__(
+        self, n_queries: int, n_groups: int, evals_per_round: int, rule: StopRule, max_rounds: int,
+        networks: tuple[int, int] = (1, 1),
+    ) -> None:  # fmt: skip
+        """`networks` (shared, each): a draw of n groups costs shared + each n network evaluations."""
+        self.networks, self.evals_per_round = networks, evals_per_round
         if rule.top >= n_groups:
             raise GudaError(f"stop rule {rule.name}: with {n_groups} groups, top{rule.top} is settled from the start")
-        if rule.budget is not None and rule.budget < (n_groups + 1) * evals_per_round:
+        if rule.budget is not None and rule.budget < (least := int(self._cost(n_groups))):
             raise GudaError(
-                f"stop rule {rule.name}: one round of {n_groups} groups and the full model costs "
-                f"{(n_groups + 1) * evals_per_round} evaluations; give at least that, or fewer strata"
+                f"stop rule {rule.name}: one round of {n_groups} groups and the full model costs {least} evaluations; "
+                "give at least that, or fewer strata"
             )
-        self.rule, self.evals_per_round, self.max_rounds = rule, evals_per_round, max_rounds
+        self.rule, self.max_rounds = rule, max_rounds
         self.rounds: list[np.ndarray] = []  # nats [Q, G, S] per round, NaN where nothing was evaluated
         self.evals = np.zeros(n_queries, np.int64)  # per query, the full model included
         self.active = np.ones((n_queries, n_groups), bool)
         self.settled = np.zeros(n_queries, bool)  # by confidence, not by running out of budget
+
+    def _cost(self, groups: np.ndarray | int) -> np.ndarray:
+        """Network evaluations of one round of so many groups."""
+        shared, each = self.networks
+        return np.asarray((shared + each * np.asarray(groups)) * self.evals_per_round)
 
     def wanted(self) -> np.ndarray:
         """bool [Q, G]: what the next round evaluates; all False when the race is over."""
@@ -155,16 +165,14 @@ class Race:
     def publish(self, contributions: np.ndarray) -> None:
         """The paired contributions [Q, G, S] of the round that was wanted."""
         ran = self.active.any(axis=1)
-        self.evals += np.where(ran, (self.active.sum(axis=1) + 1) * self.evals_per_round, 0)
+        self.evals += np.where(ran, self._cost(self.active.sum(axis=1)), 0)
         self.rounds.append(np.where(self.active[:, :, None], contributions, np.nan))
         done = np.stack(self.rounds)
         for q in np.flatnonzero(ran):
             keep = survivors(done[:, q], self.active[q], self.rule)
             if not keep.any():
                 self.settled[q] = True
-            elif self.rule.budget is not None and (
-                self.evals[q] + (keep.sum() + 1) * self.evals_per_round > self.rule.budget
-            ):
+            elif self.rule.budget is not None and self.evals[q] + self._cost(keep.sum()) > self.rule.budget:
                 keep[:] = False
             self.active[q] = keep
 

@@ -98,10 +98,11 @@ class Scores:
         ]
         return QueryScores(query, tuple(sorted(items, key=lambda i: i.rank)))
 
-    def evals_per_query(self) -> np.ndarray:
-        """Network evaluations [Q]: half of a score's are its counterfactual's, half those of the shared full model."""
-        each = np.broadcast_to(self.n_evals, self.score.shape) / 2
-        return each.sum(axis=1) + each.max(axis=1)
+    def evals_per_query(self, shared: int = 1, each: int = 1) -> np.ndarray:
+        """Network evaluations [Q] where `each` of shared + each of a score's are its own: by default half of them, its
+        counterfactual's; the other half are those of the full model."""
+        evals = np.broadcast_to(self.n_evals, self.score.shape) / (shared + each)
+        return each * evals.sum(axis=1) + shared * evals.max(axis=1)
 
     def to_table(self) -> pa.Table:
         import pyarrow as pa

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from guda.counterfactuals.bank import Counterfactual
-from guda.counterfactuals.rule import Rule, RuleConfig, RuledDenoiser, make_density
+from guda.counterfactuals.rule import Rule, RuledDenoiser, read_rule
 from guda.counterfactuals.swap import Workbench
 from guda.data.queries import Queries
 from guda.diffusion.models import load_data, load_model, model_digest, model_files, run_schedule
@@ -26,7 +26,7 @@ from guda.engine.tasks import Task
 from guda.errors import Mismatch
 from guda.runs import progress
 from guda.runs.run import Run
-from guda.runs.store import digest, digest_file, read_table, read_tensors, write_table
+from guda.runs.store import digest, digest_file, read_table, write_table
 from guda.scoring.bands import Bands
 from guda.scoring.elbo import all_squared_errors, kl, make_draws
 from guda.scoring.pilot import run_plan
@@ -103,12 +103,8 @@ def _rule(root: str, file: str, stamp: int, run: Run) -> Rule:
     key = (root, file, stamp)
     if key not in _RULES:
         _RULES.clear()  # a density of the images is as large as they are
-        tensors, header = read_tensors(run.path(file))
-        config = RuleConfig.model_validate_json(header["config"])
         base = load_model(run, "base")
-        if header["base"] != (digest_ := model_digest(run, "base")):
-            raise Mismatch(f"{run.path(file)}: base model", header["base"], digest_, "delete it and fit again")
-        _RULES[key] = Rule(make_density(base, load_data(run), config, tensors), config.window)
+        _RULES[key] = read_rule(run.path(file), base, model_digest(run, "base"), load_data(run))
     return _RULES[key]
 
 

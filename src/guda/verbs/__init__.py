@@ -6,7 +6,7 @@ from guda.verbs.health import health, health_methods
 from guda.verbs.plan import Budget, plan
 from guda.verbs.project import change_queries, change_scoring, change_settings, init, status
 from guda.verbs.queries import add_queries, choose_or_add_queries, choose_queries
-from guda.verbs.score import band_shares, placebo_null, score, scored_methods, scores_path, variant
+from guda.verbs.score import band_shares, evals_per_picture, placebo_null, score, scored_methods, scores_path, variant
 from guda.verbs.space import parse_space, read_space
 from guda.verbs.tune import tune
 from guda.verbs.work import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, sample, train
@@ -23,6 +23,7 @@ __all__ = [
     "check_fitted",
     "choose_or_add_queries",
     "choose_queries",
+    "evals_per_picture",
     "evaluate",
     "evaluate_bands",
     "fit",

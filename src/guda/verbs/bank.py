@@ -13,14 +13,17 @@ from typing import Any
 
 import torch
 
-from guda.counterfactuals.bank import FILES, Card, Counterfactual, read_header
+from guda.counterfactuals.bank import FILES, Card, Counterfactual, dtype_text, read_header
 from guda.counterfactuals.packing import full_bytes
+from guda.counterfactuals.rule import read_rule
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.models import architecture, load_data, load_model, model_digest, model_files, need_training
 from guda.errors import GudaError, Mismatch
 from guda.methods.base import get_method, known_methods
 from guda.methods.elbo import ElboMethod
 from guda.methods.logo import Logo
+from guda.methods.placebo import fitted_placebos
+from guda.methods.posterior import RULE
 from guda.methods.unlearned import Unlearned
 from guda.runs.run import Run
 from guda.runs.store import atomic_folder, read_tensors
@@ -45,7 +48,7 @@ class Stored:
 def _files(run: Run) -> list[str]:
     """Stored by methods that keep counterfactuals, whatever their settings were; samples are artifacts too."""
     keepers = {name for name, cls in known_methods().items() if issubclass(cls, ElboMethod)}
-    found = [p.relative_to(run.root) for p in run.path("artifacts").rglob(FILES)]
+    found = [p.relative_to(run.root) for files in (FILES, RULE) for p in run.path("artifacts").rglob(files)]
     return sorted(str(p) for p in found if p.parts[1].rpartition("-")[0] in keepers)
 
 
@@ -57,6 +60,8 @@ def _expected(run: Run) -> dict[str, str]:
         if isinstance(method, ElboMethod):
             refs = [(r.counterfactual, g) for _, groups in method.sets() for g, r in groups.items()]
             names |= {file: group for file, group in refs if file is not None}
+        if null := fitted_placebos(method):
+            names |= {null.file(group): group for group in null.groups}
     return names
 
 
@@ -72,8 +77,15 @@ def bank_list(run: Run) -> list[Stored]:
     def row(file: str) -> Stored:
         size = run.path(file).stat().st_size
         try:
+            if Path(file).name == RULE:
+                header, dtypes = read_header(run.path(file))
+                same = None if base is None else header["base"] == base
+                dtype = dtype_text(dtypes)
+                return Stored(
+                    header["method"], "(all)", "rule", None, dtype, size, size / full, same, file in used, file
+                )
             card = Card.read(run.path(file))
-        except GudaError:  # `guda bank verify` says what is wrong with it
+        except (GudaError, KeyError):  # `guda bank verify` says what is wrong with it
             return Stored("?", "?", "damaged", None, "?", size, size / full, False, file in used, file)
         return Stored(
             method=card.method, group=card.group, kind=card.kind, rank=card.about.get("rank"), dtype=card.dtype,
@@ -91,7 +103,11 @@ def bank_verify(run: Run) -> dict[str, Any]:
     problems = [
         {"file": file, "problem": problem}
         for file in files
-        for problem in _problems(run.path(file), network, base, expected.get(file))
+        for problem in (
+            _rule_problems(run, file, network, base)
+            if Path(file).name == RULE
+            else _problems(run.path(file), network, base, expected.get(file))
+        )
     ]
     return {"run": str(run.root), "files": len(files), "problems": problems}
 
@@ -105,6 +121,18 @@ def _problems(path: Path, network: Denoiser, base: str | None, group: str | None
             yield "is a change to a model that the run does not have; run: guda train"
             return
         check_finite(item.changed(network, base), "it")
+    except GudaError as e:
+        yield str(e).removeprefix(f"{path} ").removeprefix(f"{path}: ")
+
+
+def _rule_problems(run: Run, file: str, network: Denoiser, base: str | None) -> Iterator[str]:
+    path = run.path(file)
+    try:
+        if base is None:
+            yield "is a rule on a model that the run does not have; run: guda train"
+            return
+        read_rule(path, network, base, load_data(run))
+        check_finite(read_tensors(path)[0], "it")
     except GudaError as e:
         yield str(e).removeprefix(f"{path} ").removeprefix(f"{path}: ")
 

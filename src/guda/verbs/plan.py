@@ -61,10 +61,11 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
             Budget(f"fit {name}", *cost(tasks), disk=size * len([t for t in pending(run, tasks) if t.cost > 1]))
         )
         if isinstance(method, ElboMethod):
-            models = len(method.models())
-            per_query[name] = models * timesteps.evals_per_round * scoring.rounds
+            shared, each = method.networks()
+            networks = shared + each * len(method.groups)
+            per_query[name] = networks * timesteps.evals_per_round * scoring.rounds
             evals = per_query[name] * n_queries
-            disk = models * n_queries * timesteps.n_strata * scoring.rounds * BYTES_PER_TERM
+            disk = len(method.models()) * n_queries * timesteps.n_strata * scoring.rounds * BYTES_PER_TERM
             rows.append(Budget(f"score {n_queries} queries by {name}", evals, evals * per_eval / workers, disk))
     return {
         "run": str(run.root),

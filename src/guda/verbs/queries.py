@@ -10,6 +10,7 @@ from guda.diffusion.models import load_data, load_model
 from guda.diffusion.queries import set_name
 from guda.errors import GudaError, Mismatch
 from guda.runs.run import REFERENCE, Run
+from guda.runs.store import read_json
 
 
 def add_queries(run: Run, folder: str | Path, name: str | None = None) -> str:
@@ -37,13 +38,36 @@ def add_queries(run: Run, folder: str | Path, name: str | None = None) -> str:
     return name
 
 
+def tuning_sets(run: Run) -> dict[str, set[str]]:
+    """Query sets that settings were chosen on (`guda tune`), with the methods."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(run.path("tune").glob("*/study.json")):
+        study = read_json(path)
+        found.setdefault(study["queries"]["name"], set()).add(study["method"])
+    return found
+
+
+def tuned_on(run: Run, queries: Queries) -> list[str]:
+    """Methods whose settings were chosen on some of these very pictures: figures on them flatter."""
+    seen = {image.tobytes() for image in queries.images}
+    return sorted(
+        method
+        for name, methods in tuning_sets(run).items()
+        if name in run.query_sets() and any(i.tobytes() in seen for i in Queries.load(run.path("queries", name)).images)
+        for method in methods
+    )
+
+
 def choose_queries(run: Run, queries: str | None = None) -> str:
-    """A set of the run by name; default: the recipe's samples, else the only set there is."""
+    """A set of the run by name; default: the recipe's samples, else the only set there is that nothing was tuned on."""
     sets = run.query_sets()
     if queries is None:
         own = set_name(run.recipe.queries)
-        if own in sets or len(sets) == 1:
-            return own if own in sets else sets[0]
+        if own in sets:
+            return own
+        sets = [s for s in sets if s not in tuning_sets(run)]
+        if len(sets) == 1:
+            return sets[0]
         if not sets:
             raise GudaError(
                 f"{run.root} has no queries; give --queries FOLDER, or draw some with: guda sample {run.root}"

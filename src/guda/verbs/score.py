@@ -132,6 +132,13 @@ def parse_bands(run: Run, band: str | None) -> Bands | None:
     return found
 
 
+def evals_per_picture(run: Run, scores: Scores) -> float:
+    """Network evaluations that a picture took on average, where it is scored by this method alone."""
+    method = get_method(run, scores.method)
+    networks = method.networks() if isinstance(method, ElboMethod) else (1, 1)
+    return float(scores.evals_per_query(*networks).mean())
+
+
 def up_to_date(run: Run, queries: Queries, found: Method) -> bool:
     """Whether everything its scores need is there, by the present settings."""
     return found.fitted() and not pending(run, found.score(queries, set()))

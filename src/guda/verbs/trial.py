@@ -43,6 +43,23 @@ def method_class(method: str) -> type[Method]:
     return known[method]
 
 
+def restrict(method: Method, groups: tuple[str, ...]) -> None:
+    if isinstance(method, ElboMethod) and groups != method.groups:
+        method.only = groups
+
+
+def fitted_oracle(run: Run, groups: tuple[str, ...]) -> Logo:
+    """What trials of these groups are held against, refused where it is not there yet."""
+    oracle = run_oracle(run)
+    restrict(oracle, groups)
+    if missing := [t for t in oracle.fit() if not t.done(run)]:
+        raise GudaError(
+            f"settings are held against LOGO, which is not fitted for {choices(groups)} ({len(missing)} trainings "
+            f"missing, first: {missing[0].name}); run: guda fit {run.root} --method logo"
+        )
+    return oracle
+
+
 class Trials:
     """Trials of one run on one query set."""
 
@@ -50,18 +67,10 @@ class Trials:
         self.run, self.queries = run, load_queries(run, queries)
         names = load_data(run).groups.names
         self.groups = names if groups is None else tuple(g for g in names if g in groups)
-        self.oracle = run_oracle(run)
-        self._restrict(self.oracle)
-        missing = [t for t in self.oracle.fit() if not t.done(run)]
-        if missing:
-            raise GudaError(
-                f"settings are held against LOGO, which is not fitted for {choices(self.groups)} ({len(missing)} "
-                f"trainings missing, first: {missing[0].name}); run: guda fit {run.root} --method logo"
-            )
+        self.oracle = fitted_oracle(run, self.groups)
 
     def _restrict(self, method: Method) -> None:
-        if isinstance(method, ElboMethod) and self.groups != method.groups:
-            method.only = self.groups
+        restrict(method, self.groups)
 
     def method(self, name: str, settings: Mapping[str, Any], where: str) -> Method:
         """The method with these settings; `where` begins the message when they are refused."""

@@ -29,7 +29,7 @@ from guda.diffusion.queries import collect_samples, sample_tasks, set_name
 from guda.errors import GudaError, NotFinite
 from guda.evaluation.bootstrap import Interval
 from guda.evaluation.sweep import Trial
-from guda.methods.base import Method
+from guda.methods.base import Method, get_method
 from guda.runs.recipe import QueriesConfig, Recipe
 from guda.runs.run import Run
 from guda.runs.store import digest, write_json, write_text
@@ -37,7 +37,7 @@ from guda.scoring.pilot import run_plan
 from guda.scoring.terms import load_queries
 from guda.verbs.project import update_settings
 from guda.verbs.space import Space, check_space, default_space
-from guda.verbs.trial import Trials, method_class
+from guda.verbs.trial import Trials, fitted_oracle, method_class
 from guda.verbs.work import Engine, base_tasks
 
 SEED = 0  # of the groups and of the sampler
@@ -97,6 +97,7 @@ def tune(
     check_space(space, cls, base)
     config = tuning_queries(run, queries_seed, n)
     chosen_groups = choose_groups(run, groups)
+    fitted_oracle(run, chosen_groups)  # before anything is drawn
     engine(run, base_tasks(run) + sample_tasks(run, config), "sample tuning queries")
     queries = collect_samples(run, config)
     refuse_shared(run, queries)
@@ -180,18 +181,30 @@ def _identity(study: Trials, method: str, space: Space) -> dict[str, Any]:
     first = {k: d.ends()[0] for k, d in space.items()}
     plain = study.method(method, {**run.recipe.methods.get(method, {}), **first}, f"methods.{method}").config
     fixed = {k: v for k, v in plain.model_dump(mode="json").items() if k not in space}
+    scoring = run.recipe.scoring
+    subtracted = {"drift": scoring.drift, "reference": scoring.reference} if scoring.drift == "subtract" else {}
     return {
         "method": method,
         "objective": OBJECTIVE,
         "space": {k: d.to_json() for k, d in space.items()},
         "fixed": fixed,
+        **_halves(study, method, space),
         "sampler": {"name": "tpe", "seed": SEED, "startup": STARTUP},
         "queries": {"name": study.queries.name, "digest": study.queries.digest},
         "groups": list(study.groups),
         "oracle": {"seeds": list(study.oracle.config.seeds), "models": digest(_oracle_models(study))},
-        "scoring": {"plan": run_plan(run).key, "rounds": run.recipe.scoring.rounds},
+        "scoring": {"plan": run_plan(run).key, "rounds": scoring.rounds} | subtracted,
         "bootstrap": {"resamples": config.resamples, "seed": config.seed},
     }
+
+
+def _halves(study: Trials, method: str, space: Space) -> dict[str, Any]:
+    """Settings of the methods that a trial may be made of, where it is made of others."""
+    base = study.run.recipe.methods.get(method, {})
+    tried = [{}, *({k: end} for k, d in space.items() for end in d.ends())]
+    names = {p for t in tried for p in study.method(method, {**base, **t}, f"methods.{method}").parts()} - {method}
+    halves = {name: get_method(study.run, name).config.model_dump(mode="json") for name in sorted(names)}
+    return {"halves": halves} if halves else {}
 
 
 def _oracle_models(study: Trials) -> list[str]:
