@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinyrun import SET, Inline, tiny, write_digits, write_queries
+from tinyrun import SET, Inline, digits_folder, tiny, write_digits, write_queries
 
 import guda
 from guda import verbs
@@ -227,3 +227,19 @@ def test_a_recipe_may_ask_for_placebos_and_health(run: Run) -> None:
     assert hybrid.fit_seconds is not None
     assert shift.fit_seconds is not None
     assert hybrid.fit_seconds >= shift.fit_seconds
+    verbs.change_scoring(run, drift="subtract")
+    verbs.score(run, SET, list(METHODS), Inline())
+    assert str(verbs.evaluate(run, SET).note).endswith("Scores of shift are less their drift.")
+
+
+def test_the_plan_knows_how_counterfactuals_are_stored(tmp_path: Path) -> None:
+    run = verbs.init(tmp_path / "run", tiny(digits_folder()))
+
+    def disk() -> int:
+        return {r["what"]: r["disk"] for r in verbs.plan(run, ["retrack"], 1)["rows"]}["fit retrack"]
+
+    whole = disk()
+    verbs.change_settings(run, ["retrack"], ["store=bf16"])
+    assert disk() == whole / 2
+    verbs.change_settings(run, ["retrack"], ["store=lora:2"])
+    assert disk() < whole / 4

@@ -148,10 +148,12 @@ def test_another_query_set_is_another_table(run: Run, tmp_path: Path) -> None:
 def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
     """Each has a name that is its file's, and settings that its method takes."""
     files = sorted((recipes_folder() / "ablations").glob("*.yaml"))
-    assert [f.stem for f in files] == ["epochs", "k", "lambda", "lr", "shift-lr", "window"]
+    assert [f.stem for f in files] == [
+        "bandwidth", "epochs", "hybrid", "k", "lambda", "lr", "posterior", "shift-lr", "window"
+    ]  # fmt: skip
     digits = builtin_recipe("digits")
     recipe = run.recipe.model_dump(mode="json")
-    recipe["methods"]["retrack"] = digits.methods["retrack"]
+    recipe["methods"] |= {m: digits.methods[m] for m in ("retrack", "posterior", "hybrid")}
     run.update(type(digits).model_validate(recipe))
     trials = Trials(run, SET)
     for file in files:
@@ -159,8 +161,11 @@ def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
         assert ablation == verbs.read_ablation(str(file))
         assert ablation.name == file.stem
         _, cells = _cells(trials, ablation)
-        assert len({trials.label(c.method) for c in cells}) == len(cells) == len(ablation.axes[0].values)
-        assert sum(trials.own(c.method) for c in cells) == (ablation.method == "retrack")
+        assert len(cells) == sum(len(a.values) for a in ablation.axes)
+        own = [trials.own(c.method) for c in cells]
+        assert sum(own) == (len(ablation.axes) if ablation.base == "recipe" else 0)
+        others = {trials.label(c.method) for c, mine in zip(cells, own, strict=True) if not mine}
+        assert len(others) == len(cells) - sum(own)
     with pytest.raises(GudaError, match=r"shipped recipes: digits, fashion-mnist, own-data$"):
         builtin_recipe("nothing")  # sweeps are no recipes
 
@@ -200,3 +205,18 @@ def test_bad_files(tmp_path: Path, value: object, message: str) -> None:
     path.write_text(yaml.safe_dump(value))
     with pytest.raises(GudaError, match=message):
         verbs.read_ablation(str(path))
+
+
+def test_a_combination_of_methods_costs_what_they_cost(run: Run) -> None:
+    verbs.change_settings(run, ["shift"], ["steps=2", "batch_forget=8", "batch_retain=8"])
+    table = verbs.ablate(run, sweep(method="hybrid", base={}, axis="share", values=[0.1, 0.6]), Inline())
+    fit = [run.seconds(f"fit/{m}") for m in ("shift", "posterior")]
+    assert [r.fit_seconds for r in table.rows] == [sum(fit)] * 2  # type: ignore[arg-type]
+    assert all(r.score_seconds for r in table.rows)
+
+
+def test_a_network_that_overflows_is_a_row_and_not_the_end(run: Run) -> None:
+    """Finite weights may still answer with infinity."""
+    base = {"steps": 1, "batch_forget": 4, "batch_retain": 4}
+    table = verbs.ablate(run, sweep(base=base, axis="lr", values=[1e-4, 1e30]), Inline())
+    assert ["returned NaN" in (r.failed or "") for r in table.rows] == [False, True]

@@ -18,7 +18,7 @@ from guda.diffusion.models import load_data, run_schedule
 from guda.engine.tasks import Task
 from guda.methods.base import Method
 from guda.scoring.bands import Bands
-from guda.scoring.drift import Drift
+from guda.scoring.drift import SUBTRACTED, Drift
 from guda.scoring.estimate import difference, stack_estimates
 from guda.scoring.pilot import run_plan
 from guda.scoring.ranks import rank_columns
@@ -94,7 +94,7 @@ class ElboMethod(Method):
         found = stack_estimates([difference(d[:, :, g], grid=bool(plan.grid)) for g in range(len(self.groups))])
         estimand = plan.estimand + (f", bands {bands.name} only" if bands else "")
         return Scores(
-            method=name, unit=self.unit, estimand=estimand + (", drift subtracted" if drift else ""),
+            method=name, unit=self.unit, estimand=estimand + (SUBTRACTED if drift else ""),
             queries=queries.ids, groups=self.groups,
             n_evals=sum(_networks(sets)) * plan.evals_per_round * self.run.recipe.scoring.rounds,
             **(drift.widen(found) if drift else found), **rank_columns(d, drift.cov if drift else 0.0),

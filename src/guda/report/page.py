@@ -26,6 +26,7 @@ from guda.report.thumbnails import Symbols, data_uri, side_for
 from guda.report.verdict import LABELS
 from guda.runs.run import Run
 from guda.runs.store import digest_file, write_text
+from guda.scoring.drift import SUBTRACTED
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
 
@@ -154,7 +155,7 @@ def _context(run: Run, name: str) -> dict[str, Any]:
         "entry": entry,
         "healths": healths,
         "oracle_health": next((h for h in healths if oracle is not None and h.id == oracle.id), None),
-        "drift_subtracted": view.estimand.endswith("drift subtracted"),
+        "drift_subtracted": any(v.estimand.endswith(SUBTRACTED) for v in views if healths and v.id == healths[0].id),
         "null_view": None if null is None else health.NullView(view, null),
         "has_nulls": any(n is not None for n in nulls.values()),
         "placebo_says": PLACEBO_SAYS,

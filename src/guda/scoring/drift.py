@@ -21,6 +21,8 @@ from scipy import stats
 from guda.errors import GudaError
 from guda.scoring.estimate import LEVEL
 
+SUBTRACTED = ", drift subtracted"  # ends the name of the estimand
+
 
 @dataclass(frozen=True, eq=False)
 class Drift:

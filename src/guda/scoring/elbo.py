@@ -18,7 +18,7 @@ import torch
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import KeyedNoise
-from guda.errors import GudaError
+from guda.errors import NotFinite
 from guda.scoring.plan import Plan
 
 
@@ -87,7 +87,7 @@ def all_squared_errors(denoiser: Denoiser, draws: Draws, block: int, cond: Cond 
     out = np.concatenate(parts, axis=1)
     if not np.isfinite(out).all():
         bad = int(t[int(np.argwhere(~np.isfinite(out))[0, 1])])
-        raise GudaError(f"the network returned NaN or infinity at t = {bad}; are its weights sound?")
+        raise NotFinite(f"the network returned NaN or infinity at t = {bad}; are its weights sound?")
     return out.reshape(len(out), n_queries, n_strata, halves).mean(axis=-1)
 
 

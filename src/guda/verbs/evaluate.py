@@ -21,6 +21,7 @@ from guda.methods.unlearned import Unlearned
 from guda.runs.run import Run
 from guda.runs.store import write_json
 from guda.scoring.bands import Bands, default_edges
+from guda.scoring.drift import SUBTRACTED
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries, terms_folder
 from guda.verbs.health import health
@@ -38,18 +39,21 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
         scores |= publish(run, queries, method, bands)
     gold = np.stack([scores[f"logo-s{s}"].score for s in oracle.config.seeds])
     found = _compare(run, gold, {m.method_id: scores[m.method_id].score for m in methods})
+    notes = [found.note]
+    if less := [m.method_id for m in methods if scores[m.method_id].estimand.endswith(SUBTRACTED)]:
+        notes.append(f"Scores of {', '.join(less)} are less their drift.")
     tuned = set(tuned_on(run, queries))
     if flattered := [m.method_id for m in methods if tuned & {m.method_id, *m.parts()}]:
-        said = f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter."
-        found = replace(found, note=f"{found.note} {said}")
+        notes.append(f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter.")
+    found = replace(found, note=" ".join(notes))
     costs, figures = {}, {}
     terms = terms_folder(run).removeprefix("terms/")
     for method in [*methods, oracle]:
         m = method.method_id
         costs[m] = Cost(
-            fit_evals=method.fit_evals(), fit_seconds=_seconds(run, [f"fit/{p}" for p in method.parts()]),
+            fit_evals=method.fit_evals(), fit_seconds=stage_seconds(run, [f"fit/{p}" for p in method.parts()]),
             score_evals=method.score_evals(queries),
-            score_seconds=_seconds(run, [f"score/{name}/{p}/{terms}" for p in method.parts()]),
+            score_seconds=stage_seconds(run, [f"score/{name}/{p}/{terms}" for p in method.parts()]),
         )  # fmt: skip
         if method is not oracle and method.fit_evals() > 0:
             figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / method.fit_evals()
@@ -65,7 +69,7 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
     return entry
 
 
-def _seconds(run: Run, stages: list[str]) -> float | None:
+def stage_seconds(run: Run, stages: list[str]) -> float | None:
     found = [s for stage in stages if (s := run.seconds(stage)) is not None]
     return sum(found) if found else None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from guda.counterfactuals.packing import bank_fraction
 from guda.diffusion.models import architecture, load_data
 from guda.engine.local import default_workers
 from guda.engine.tasks import Task, pending
@@ -57,9 +58,10 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
     for name in methods:
         method = get_method(run, name)
         tasks = method.fit()
-        rows.append(
-            Budget(f"fit {name}", *cost(tasks), disk=size * len([t for t in pending(run, tasks) if t.cost > 1]))
-        )
+        kept = size * len([t for t in pending(run, tasks) if t.cost > 1])
+        if (store := getattr(method.config, "store", None)) is not None:
+            kept = round(kept * bank_fraction(model, store))
+        rows.append(Budget(f"fit {name}", *cost(tasks), disk=kept))
         if isinstance(method, ElboMethod):
             shared, each = method.networks()
             networks = shared + each * len(method.groups)

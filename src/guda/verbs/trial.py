@@ -28,7 +28,7 @@ from guda.runs.run import Run
 from guda.runs.store import digest
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries, terms_folder
-from guda.verbs.evaluate import run_oracle
+from guda.verbs.evaluate import run_oracle, stage_seconds
 from guda.verbs.score import prepared
 from guda.verbs.work import Engine, base_tasks
 
@@ -116,10 +116,13 @@ class Trials:
 
         prepared(self.run, [*fitted, self.oracle], engine, work)
 
-    def _stages(self, method: Method) -> tuple[str, str]:
+    def _stages(self, method: Method) -> tuple[list[str], list[str]]:
         """What its times are booked under: settings other than the recipe's must not overwrite the recipe's times."""
-        name = method.method_id if method is self.oracle or self.own(method) else self.label(method)
-        return f"fit/{name}", f"score/{self.queries.name}/{name}/{terms_folder(self.run).removeprefix('terms/')}"
+        names = method.parts()  # of what it combines, by the recipe's settings
+        if names == (method.method_id,) and method is not self.oracle and not self.own(method):
+            names = (self.label(method),)
+        terms = terms_folder(self.run).removeprefix("terms/")
+        return [f"fit/{n}" for n in names], [f"score/{self.queries.name}/{n}/{terms}" for n in names]
 
     def _booked(self, method: Method, tasks: list[Task]) -> list[Task]:
         if method is self.oracle or self.own(method):
@@ -175,7 +178,7 @@ class Trials:
 
     def seconds(self, method: Method) -> dict[str, Any]:
         fit, score = self._stages(method)
-        return {"fit_seconds": self.run.seconds(fit), "score_seconds": self.run.seconds(score)}
+        return {"fit_seconds": stage_seconds(self.run, fit), "score_seconds": stage_seconds(self.run, score)}
 
     def oracle_entry(self, comparison: Comparison) -> DatasetEntry:
         """Ceiling, random rankings and LOGO's cost, without any method."""
