@@ -6,7 +6,6 @@ import torch
 
 import guda.counterfactuals.operators  # noqa: F401
 from guda.counterfactuals.operators.shift import Shift, ShiftConfig
-from guda.counterfactuals.posterior import Posterior
 from guda.counterfactuals.unlearn import OPERATORS, Half
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
@@ -73,16 +72,6 @@ def test_the_cap_bounds_the_shift_and_keeps_its_direction(parts) -> None:
     long = one.norm(dim=1) > 0.05
     assert long.any()
     torch.testing.assert_close(two[long], 0.05 * one[long] / one[long].norm(dim=1, keepdim=True), rtol=1e-3, atol=1e-5)
-
-
-def test_means_over_subsets_equal_posteriors_of_those_subsets(parts) -> None:
-    model, data = parts
-    x = model.encode(data.images)
-    subset = torch.tensor([3, 5, 8, 20])
-    h = half(model, data, torch.tensor([1, 5, 40, 90]))
-    everything, some = Posterior(x, model.schedule).means(h.x_t, h.t, [None, subset])
-    torch.testing.assert_close(everything, Posterior(x, model.schedule).mean(h.x_t, h.t), rtol=0, atol=0)
-    torch.testing.assert_close(some, Posterior(x[subset], model.schedule).mean(h.x_t, h.t), rtol=1e-5, atol=1e-6)
 
 
 def test_it_is_a_registered_operator_whose_cost_counts_both_teachers() -> None:

@@ -10,8 +10,6 @@ every r (SPEC section 4).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from guda.diffusion.schedule import Schedule
@@ -32,7 +30,20 @@ class Posterior:
 
     def log_weights(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """log w, float64 [B, R]; -inf outside the K nearest."""
-        return self._normalised(self._expanded(x_t, t), x_t, t, torch.arange(len(self.x), device=x_t.device))
+        logits = self._expanded(x_t, t)
+        flat = x_t.flatten(1).double()
+        a, s = self.schedule.coefficients(t, flat)
+        n = logits.shape[1]
+        top = logits.topk(min(REFINED + (self.k or 0), n), dim=1).indices
+        # directly, relative to the same constant -||x_t - a c||^2/(2 s^2) that the expansion dropped
+        near = self.x[top].double()
+        exact = -(((flat[:, None] - a[:, :, None] * near) ** 2).sum(2))
+        exact = (exact + ((flat - a * self.centre) ** 2).sum(1, keepdim=True)) / (2 * s**2)
+        logits.scatter_(1, top, exact)
+        if self.k is not None and self.k < n:
+            nearest = logits.topk(self.k, dim=1)
+            logits = torch.full_like(logits, -torch.inf).scatter_(1, nearest.indices, nearest.values)
+        return logits.log_softmax(dim=1)
 
     def _expanded(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """Logits of all images by the matmul, float64 [B, R], up to a constant per row."""
@@ -42,41 +53,12 @@ class Posterior:
         dots = torch.cat([centred @ (c - self.centre).T for c in self.x.split(CHUNK)], dim=1)
         return (a * dots.double() - a**2 * self.squares / 2) / s**2
 
-    def _normalised(
-        self, logits: torch.Tensor, x_t: torch.Tensor, t: torch.Tensor, members: torch.Tensor
-    ) -> torch.Tensor:
-        """Log-softmax over the images `members`, [B, len(members)], the largest logits recomputed directly."""
-        logits = logits[:, members]
-        flat = x_t.flatten(1).double()
-        a, s = self.schedule.coefficients(t, flat)
-        n = logits.shape[1]
-        top = logits.topk(min(REFINED + (self.k or 0), n), dim=1).indices
-        # directly, relative to the same constant -||x_t - a c||^2/(2 s^2) that the expansion dropped
-        near = self.x[members[top]].double()
-        exact = -(((flat[:, None] - a[:, :, None] * near) ** 2).sum(2))
-        exact = (exact + ((flat - a * self.centre) ** 2).sum(1, keepdim=True)) / (2 * s**2)
-        logits.scatter_(1, top, exact)
-        if self.k is not None and self.k < n:
-            nearest = logits.topk(self.k, dim=1)
-            logits = torch.full_like(logits, -torch.inf).scatter_(1, nearest.indices, nearest.values)
-        return logits.log_softmax(dim=1)
-
-    def means(self, x_t: torch.Tensor, t: torch.Tensor, subsets: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Posterior means over several subsets of the images (indices; None: all) from one distance matrix."""
-        logits = self._expanded(x_t, t)
-        everyone = torch.arange(len(self.x), device=x_t.device)
-        found = []
-        for subset in subsets:
-            members = everyone if subset is None else subset
-            w = self._normalised(logits, x_t, t, members).exp()
-            # rounded to float32 only after the weights are normalised; sums of 10^6 such products stay within 1e-6
-            parts = [p.float() @ self.x[m] for p, m in zip(w.split(CHUNK, dim=1), members.split(CHUNK), strict=True)]
-            found.append(torch.stack(parts).sum(0).reshape(x_t.shape).to(x_t.dtype))
-        return found
-
     def mean(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """Posterior mean of x_0, shaped like x_t."""
-        return self.means(x_t, t, [None])[0]
+        w = self.log_weights(x_t, t).exp()
+        # rounded to float32 only after the weights are normalised; sums of 10^6 such products stay within 1e-6
+        parts = [p.float() @ x for p, x in zip(w.split(CHUNK, dim=1), self.x.split(CHUNK), strict=True)]
+        return torch.stack(parts).sum(0).reshape(x_t.shape).to(x_t.dtype)
 
     def eps(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """The noise the optimal denoiser predicts: (x_t - a m(x_t)) / s."""

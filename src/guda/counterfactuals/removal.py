@@ -20,6 +20,8 @@ import torch
 
 from guda.diffusion.schedule import Schedule
 
+CHUNK = 8192  # images converted to float64 at a time
+
 
 class Density(ABC):
     owner: torch.Tensor  # int64 [M]: the group of each component
@@ -52,7 +54,8 @@ class Density(ABC):
 
 
 class ImageDensity(Density):
-    """Every training image x_r is a Gaussian of width h: logits in float64 by one matmul, means by another.
+    """Every training image x_r is a Gaussian of width h: logits by one matmul, means by another, both in float64,
+    chunk by chunk (float32 would be 0.1-0.2 nats off at low noise).
 
     N(x_t; a x_r, (s^2 + a^2 h^2) I) and E[x_0 | x_t, r] = x_r + (a h^2 / (s^2 + a^2 h^2)) (x_t - a x_r). The part that
     all r share cancels in a change, so the factor s^2 / (s^2 + a^2 h^2) is all that is left of the width."""
@@ -60,7 +63,7 @@ class ImageDensity(Density):
     def __init__(self, x0: torch.Tensor, labels: torch.Tensor, schedule: Schedule, bandwidth: float = 0.0) -> None:
         self.n_groups, self.schedule, self.h = int(labels.max()) + 1, schedule, bandwidth
         self.owner = torch.arange(self.n_groups, device=x0.device)
-        flat = x0.flatten(1).double()
+        flat = x0.flatten(1)
         self.members = [flat[labels == k] for k in range(self.n_groups)]
 
     def components(self, flat: torch.Tensor, a: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,8 +71,13 @@ class ImageDensity(Density):
         v = s**2 + a**2 * self.h**2
         evidence, means = [], []
         for images in self.members:
-            logits = (a * (x @ images.T) - a**2 * (images**2).sum(1) / 2) / v
+            chunks = images.split(CHUNK)
+            logits = (
+                torch.cat([a * (x @ c.double().T) - a**2 * (c.double() ** 2).sum(1) / 2 for c in chunks], dim=1) / v
+            )
             total = logits.logsumexp(dim=1, keepdim=True)
+            weights = (logits - total).exp().split(CHUNK, dim=1)
+            mean = torch.stack([w @ c.double() for w, c in zip(weights, chunks, strict=True)]).sum(0)
             evidence.append(total)
-            means.append(((logits - total).exp() @ images) * (s**2 / v))
+            means.append(mean * (s**2 / v))
         return torch.cat(evidence, dim=1), torch.stack(means)

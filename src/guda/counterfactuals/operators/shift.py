@@ -2,10 +2,10 @@
 
     target = eps_full(x_t) + (a/s) (m_full(x_t) - m_-k(x_t))          t in the window, else eps_full(x_t)
 
-m_full and m_-k are exact posterior means over all images and over the retain set, two masked softmaxes of one distance
-matrix. Replacing the prediction by the retain posterior mean (ReTrack) throws away what the network generalises; the
-shift keeps it. Forget and retain samples are treated alike (on most retain samples the shift is about 0), so forgetting
-and preservation are one loss (SPEC section 4; ours, beyond the paper).
+m_full and m_-k are exact posterior means over all images and over the retain set, from one distance matrix
+(removal.py). Replacing the prediction by the retain posterior mean (ReTrack) throws away what the network generalises;
+the shift keeps it. Forget and retain samples are treated alike (on most retain samples the shift is about 0), so
+forgetting and preservation are one loss (SPEC section 4; ours, beyond the paper).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from guda.counterfactuals.posterior import Posterior
+from guda.counterfactuals.removal import ImageDensity
 from guda.counterfactuals.unlearn import FlipsConfig, Half, Operator, operator, window_range
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
@@ -26,6 +26,7 @@ class ShiftConfig(FlipsConfig):
     window: tuple[float, float] = Field(
         (0.1, 1.0), description="Timesteps where the prediction is shifted, as fractions of T: [from, to)."
     )
+    bandwidth: float = Field(0.0, ge=0, description="Width of the kernel around each image; 0: the images themselves.")
     cap: float | None = Field(None, gt=0, description="Bound on the norm of the shift in eps; null: none.")
 
 
@@ -36,11 +37,10 @@ class Shift(Operator):
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
         super().__init__(teacher, data, group, config)
-        everyone = np.arange(data.n)
-        retain = data.groups.without(data.groups.index(group))
-        self.posterior = Posterior(self.encoded(everyone), teacher.schedule)
-        mirrored = [retain, retain + data.n] if config.flips else [retain]  # `encoded` puts mirror images after all
-        self.retain = torch.from_numpy(np.concatenate(mirrored)).to(teacher.device)
+        inside = torch.from_numpy(data.groups.membership[:, data.groups.index(group)].copy())
+        labels = (~inside).long().repeat(2 if config.flips else 1)  # `encoded` puts mirror images after all others
+        x0 = self.encoded(np.arange(data.n))
+        self.density = ImageDensity(x0, labels.to(x0.device), teacher.schedule, config.bandwidth)
         self.times = window_range(config.window, teacher.schedule.T)
 
     def target(self, half: Half) -> torch.Tensor:
@@ -48,8 +48,7 @@ class Shift(Operator):
         with torch.no_grad():
             eps = self.teacher.eps(half.x_t, half.t)
         a, s = self.teacher.schedule.coefficients(half.t, half.x_t)
-        everything, retained = self.posterior.means(half.x_t, half.t, [None, self.retain])
-        shift = (a / s) * (everything - retained)
+        shift = -(a / s) * self.density.changes(half.x_t, half.t)[0]
         if self.config.cap is not None:
             norm = shift.flatten(1).norm(dim=1).clamp_min(1e-12)
             shift = shift * (self.config.cap / norm).clamp(max=1.0)[:, None, None, None]
