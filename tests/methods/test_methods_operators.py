@@ -131,8 +131,10 @@ def test_without_a_training_section_esd_says_so_and_disturbs_nobody(tmp_path: Pa
     recipe = tiny(digits_folder(), model={"path": str(unet_folder()), "scheduler": None}, training=None, methods={})
     own = verbs.init(tmp_path / "own", recipe)
     assert verbs.fitted_methods(own) == []
-    with pytest.raises(GudaError, match="no `training` section"):
+    with pytest.raises(GudaError, match=r"esd asks .* no `training` section"):
         verbs.fit(own, ["esd"], Inline())
+    own.update(own.recipe.model_copy(update={"methods": {"esd": {}, "retrack": {}, "logo": {}}}))
+    assert list(verbs.status(own)["methods"]) == ["retrack"]
 
 
 def test_a_given_unet_gets_a_twin_of_its_architecture(tmp_path: Path) -> None:

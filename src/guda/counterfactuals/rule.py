@@ -45,7 +45,9 @@ class RuleConfig(Config):
 def fit_rule(base: Denoiser, data: ImageData, config: RuleConfig) -> dict[str, torch.Tensor]:
     """What the rule's file holds."""
     if base.conditional:
-        raise GudaError("posterior is not defined for conditional models; use an anchors-* method for these")
+        raise GudaError(
+            "posterior is not defined for conditional models, and no method is yet; give an unconditional one"
+        )
     if config.density == "images":
         return {"groups": torch.arange(len(data.groups))}
     x0 = base.encode(data.images).numpy()

@@ -192,7 +192,9 @@ def make_operator(
     cls = OPERATORS[operator_id]
     if cls.conditional is not None and cls.conditional != teacher.conditional:
         kind = "conditional" if teacher.conditional else "unconditional"
-        raise GudaError(f"{operator_id} is not defined for {kind} models; use an anchors-* method for conditional ones")
+        known = [i for i, o in OPERATORS.items() if o.conditional in (None, teacher.conditional)]
+        there = f"use {' or '.join(known)}" if known else "and no operator is yet; give an unconditional one"
+        raise GudaError(f"{operator_id} is not defined for {kind} models, {there}")
     if not cls.needs_conditional:
         if conditional is not None:
             raise GudaError(f"{operator_id} has no use for a conditional model; leave `conditional` out")

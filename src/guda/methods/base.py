@@ -33,6 +33,7 @@ class Method(ABC):
     Config: ClassVar[type[Config]]
     unit: ClassVar[str] = "nats"
     summary: ClassVar[str] = ""  # one line: what it does
+    trains: ClassVar[bool] = False  # fitting it trains whole models, so the recipe needs a `training` section
 
     def __init__(self, run: Run, method_id: str, config: Any) -> None:
         self.run, self.method_id, self.config = run, method_id, config

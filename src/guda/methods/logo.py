@@ -59,6 +59,7 @@ class LogoConfig(Config):
 class Logo(ElboMethod):
     Config = LogoConfig
     summary = "retrain without each group (the oracle)"
+    trains = True
 
     @property
     def folder(self) -> str:

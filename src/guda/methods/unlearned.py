@@ -12,6 +12,7 @@ from guda.counterfactuals.unlearn import OPERATORS, Operator, unlearn_group
 from guda.data.queries import Queries
 from guda.diffusion.models import conditional_name, conditional_tasks, load_data, load_model, model_files, need_training
 from guda.engine.tasks import Task
+from guda.errors import GudaError
 from guda.methods.base import METHODS
 from guda.methods.elbo import ElboMethod
 from guda.methods.reference import Reference, reference, reference_scores, reference_tasks
@@ -40,6 +41,11 @@ class Unlearned(ElboMethod):
         return [(ModelRef("base"), {g: ModelRef("base", self.file(g)) for g in self.groups})]
 
     def fit(self) -> list[Task]:
+        if self.trains and self.run.recipe.training is None:
+            raise GudaError(
+                f"{self.method_id} asks a group-conditional model that is trained here, and the recipe of "
+                f"{self.run.root} has no `training` section; leave {self.method_id} out"
+            )
         before = conditional_tasks(self.run) if self.operator.needs_conditional else []
         needs = model_files(self.run, "base") + tuple(path for task in before for path in task.makes)
         return before + [
@@ -79,7 +85,12 @@ for _id, _operator in OPERATORS.items():
     METHODS[_id] = type(
         f"Unlearned_{_id}",
         (Unlearned,),
-        {"id": _id, "Config": _operator.Config, "summary": _operator.summary},
+        {
+            "id": _id,
+            "Config": _operator.Config,
+            "summary": _operator.summary,
+            "trains": _operator.needs_conditional,
+        },
     )
 
 

@@ -97,7 +97,8 @@ def _try(model: Denoiser, where: str) -> None:
 def status(run: Run) -> dict[str, Any]:
     """What is done and what is left, as plain JSON."""
     data = load_data(run)
-    names = [m for m in run.recipe.methods if m != "logo" or run.recipe.training]
+    known = known_methods()
+    names = [m for m in run.recipe.methods if run.recipe.training or m not in known or not known[m].trains]
     methods = {}
     for name in names:
         tasks = [t for t in get_method(run, name).fit() if t.stage.partition("/")[0] != "train"]
