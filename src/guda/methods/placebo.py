@@ -97,6 +97,11 @@ def fit_placebo(run: Run, method: str, config: dict[str, Any], number: int) -> N
     made.save(run.path(Placebos(of, number + 1).file(placebo_name(number))))
 
 
+def takes_placebos(method: Method) -> bool:
+    """Whether random groups can be unlearned the way it unlearns a group."""
+    return isinstance(method, Unlearned) and method.operator.regroupable
+
+
 def placebo_tasks(method: Method, n: int) -> list[Task]:
     """Tasks of the first `n` placebos, refused where random groups make no sense."""
     if not isinstance(method, Unlearned):

@@ -16,8 +16,7 @@ from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.methods.base import Method, get_method, known_methods
 from guda.methods.elbo import ElboMethod
 from guda.methods.logo import Logo
-from guda.methods.placebo import placebo_tasks
-from guda.methods.unlearned import Unlearned
+from guda.methods.placebo import placebo_tasks, takes_placebos
 from guda.runs.run import Run
 from guda.runs.store import write_json
 from guda.scoring.bands import Bands, default_edges
@@ -129,7 +128,7 @@ def pipeline(run: Run, engine: Engine) -> DatasetEntry:
     found = [get_method(run, m) for m in methods]
     if asked.placebos:
         for method in found:
-            if isinstance(method, Unlearned) and method.operator.regroupable:
+            if takes_placebos(method):
                 tasks += placebo_tasks(method, asked.placebos)
     engine(run, tasks + sample_tasks(run, run.recipe.queries), "train, fit and sample")
     name = collect_samples(run, run.recipe.queries)

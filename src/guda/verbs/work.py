@@ -10,7 +10,7 @@ from guda.engine.local import Watcher, Workers, run_tasks
 from guda.engine.tasks import Task, pending
 from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
-from guda.methods.placebo import placebo_tasks
+from guda.methods.placebo import placebo_tasks, takes_placebos
 from guda.runs.run import Run
 
 Engine = Callable[[Run, list[Task], str], int]
@@ -48,8 +48,11 @@ def fit_tasks(run: Run, methods: Sequence[str]) -> list[Task]:
 def fit(run: Run, methods: Sequence[str], engine: Engine, placebos: int = 0) -> int:
     """`placebos`: so many random groups unlearned too, to see what a score is where there is no group."""
     tasks = fit_tasks(run, methods)
-    for name in methods if placebos else []:
-        tasks += placebo_tasks(get_method(run, name), placebos)
+    if placebos:
+        found = [get_method(run, name) for name in methods]
+        # of several methods those that can; where none can, the first says why
+        for method in [m for m in found if takes_placebos(m)] or found[:1]:
+            tasks += placebo_tasks(method, placebos)
     return engine(run, tasks, f"fit {', '.join(methods)}")
 
 
