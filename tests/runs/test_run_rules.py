@@ -210,6 +210,14 @@ def test_rules_are_refused_where_they_mean_nothing(run: Run) -> None:
             verbs.change_settings(run, ["hybrid"], [f"{k}={v}" for k, v in value.items()])
 
 
+def test_a_hybrid_of_an_unknown_half_makes_no_run(run: Run, tmp_path: Path) -> None:
+    value = run.recipe.model_dump(mode="json")
+    value["methods"]["hybrid"] = {"tuned": "shfit"}
+    with pytest.raises(GudaError, match=r"methods\.hybrid: unknown method 'shfit'"):
+        verbs.init(tmp_path / "run", Recipe.from_dict(value, "test"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_recipe_may_ask_for_placebos_and_health(run: Run) -> None:
     value = run.recipe.model_dump(mode="json")
     value["methods"]["logo"] = {"seeds": [1, 2]}

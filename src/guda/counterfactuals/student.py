@@ -27,7 +27,7 @@ class Student:
 
     def counterfactual(self, group: str, method: str) -> Counterfactual:
         """What changed, ready for the bank."""
-        self.denoiser.check_finite(f"unlearning {group!r} with {method}")
+        self.denoiser.check_finite(f"unlearning {group!r} with {method}", "it diverged: lower the learning rate")
         if self.packing.kind == "lora":
             from guda.counterfactuals.lora import factors
 

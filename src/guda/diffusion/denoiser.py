@@ -160,10 +160,10 @@ class Denoiser:
     def digest(self) -> str:
         return weights_digest(self.weights())
 
-    def check_finite(self, where: str) -> None:
+    def check_finite(self, where: str, why: str = "the checkpoint is broken") -> None:
         for name, value in self.weights().items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise NotFinite(f"{where}: weight {name!r} holds NaN or infinity; the checkpoint is broken")
+                raise NotFinite(f"{where}: weight {name!r} holds NaN or infinity; {why}")
 
     def check_weights(self, state: Mapping[str, torch.Tensor], where: str) -> None:
         mine = self.weights()

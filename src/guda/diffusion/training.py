@@ -160,7 +160,7 @@ def _train(
     module.eval()
     if ema is not None:
         ema.copy_to(parameters)
-    model.check_finite("training")
+    model.check_finite("training", "it diverged: lower the learning rate")
     weights = {k: v.detach().cpu().clone() for k, v in module.state_dict().items()}
     return Trained(weights, earlier, losses)
 
