@@ -251,3 +251,16 @@ def test_the_plan_knows_how_counterfactuals_are_stored(tmp_path: Path) -> None:
     assert disk() == whole / 2
     verbs.change_settings(run, ["retrack"], ["store=lora:2"])
     assert disk() < whole / 4
+
+
+def test_a_plan_counts_the_work_of_a_hybrid_once(run: Run) -> None:
+    def rows(*methods: str) -> dict[str, float]:
+        return {r["what"]: r["evals"] for r in verbs.plan(run, list(methods), 10)["rows"]}
+
+    verbs.change_settings(run, ["shift"], ["seed=1"])  # not fitted yet
+    alone, behind, before = rows("hybrid"), rows("shift", "posterior", "hybrid"), rows("hybrid", "shift", "posterior")
+    assert alone["fit hybrid"] > 0
+    assert sum(v for k, v in behind.items() if k.startswith("fit")) == alone["fit hybrid"]
+    assert behind["fit hybrid"] == behind["score 10 queries by hybrid"] == 0
+    assert before["fit hybrid"] == alone["fit hybrid"]
+    assert before["fit shift"] == before["score 10 queries by shift"] == before["score 10 queries by posterior"] == 0

@@ -55,9 +55,14 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
     scoring = run.recipe.scoring
     timesteps = make_plan(model.schedule, scoring, prior_density(model.schedule))
     per_query: dict[str, float] = {}
+    made: set[tuple[str, ...]] = (
+        set()
+    )  # a hybrid shares its halves' work: each is counted in the row that names it first
+    scored: set[str] = set()
     for name in methods:
         method = get_method(run, name)
-        tasks = method.fit()
+        tasks = [t for t in method.fit() if t.makes not in made]
+        made |= {t.makes for t in tasks}
         kept = size * len([t for t in pending(run, tasks) if t.cost > 1])
         if (store := getattr(method.config, "store", None)) is not None:
             kept = round(kept * bank_fraction(model, store))
@@ -66,8 +71,10 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
             shared, each = method.networks()
             networks = shared + each * len(method.groups)
             per_query[name] = networks * timesteps.evals_per_round * scoring.rounds
-            evals = per_query[name] * n_queries
-            disk = len(method.models()) * n_queries * timesteps.n_strata * scoring.rounds * BYTES_PER_TERM
+            new = not scored.issuperset(method.parts())
+            scored |= set(method.parts())
+            evals = per_query[name] * n_queries * new
+            disk = new * len(method.models()) * n_queries * timesteps.n_strata * scoring.rounds * BYTES_PER_TERM
             rows.append(Budget(f"score {n_queries} queries by {name}", evals, evals * per_eval / workers, disk))
     return {
         "run": str(run.root),
