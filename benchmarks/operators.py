@@ -11,6 +11,7 @@ one operator would favour it. LOGO's cost is that of the shortest honest budget 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from guda.methods.base import get_method
 from guda.runs.recipe import Recipe, builtin_recipe
 from guda.runs.run import Run
 from guda.runs.store import read_json, write_text
+from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
 from guda.verbs.trial import Trials
 from guda.verbs.work import Engine
@@ -96,7 +98,25 @@ def figures(run: Run, name: str, entry: DatasetEntry, engine: Engine) -> dict[st
     for band, row in verbs.evaluate_bands(run, queries).items():
         found |= {f"bands.{band}.{m}": x for m, x in row.items()}
     found |= {f"retrack_minus_esd.{k}": v for k, v in _difference(run, queries, "retrack", "esd").items()}
-    return found | _stores(run, queries, engine)
+    return found | scales(run, queries, entry.methods) | _stores(run, queries, engine)
+
+
+def scales(run: Run, queries: str, methods: Iterable[str]) -> dict[str, float]:
+    """How large a method's scores are beside LOGO's, and how well they follow: root mean square of the scores centred
+    over groups, as a ratio, and their correlation. A ratio of 1 means nats that can be read as LOGO's."""
+    import numpy as np
+
+    def centred(method: str) -> np.ndarray:
+        score = Scores.read(verbs.scores_path(run, queries, method)).score
+        return score - score.mean(axis=1, keepdims=True)
+
+    logo, found = centred("logo"), {}
+    for m in methods:
+        if m != "logo" and not m.startswith("similarity"):
+            mine = centred(m)
+            found[f"scale.{m}"] = float(np.sqrt((mine**2).mean() / (logo**2).mean()))
+            found[f"correlation.{m}"] = float(np.corrcoef(mine.ravel(), logo.ravel())[0, 1])
+    return found
 
 
 def _difference(run: Run, queries: str, one: str, two: str) -> dict[str, float]:
@@ -198,6 +218,15 @@ def storage_table(entries: dict[str, DatasetEntry]) -> str:
     return _grid(header, rows)
 
 
+def scale_table(entries: dict[str, DatasetEntry]) -> str:
+    header = ["nats beside LOGO's", *(f"{n}: {what}" for n in entries for what in ("size", "correlation"))]
+    first = next(iter(entries.values()))
+    rows = []
+    for m in (k.removeprefix("scale.") for k in first.figures if k.startswith("scale.")):
+        rows.append([m, *(f"{e.figures[f'{w}.{m}']:.2f}" for e in entries.values() for w in ("scale", "correlation"))])
+    return _grid(header, rows)
+
+
 def plot(entries: dict[str, DatasetEntry]) -> None:
     """Top-1 in each noise band, against that band's own ceiling."""
     import matplotlib
@@ -235,7 +264,8 @@ def main() -> None:
     for name in sys.argv[1:] or SIZES:
         entries[name] = measure(name)
         write_results(path, "python benchmarks/operators.py", entries)
-    tables = [summary(entries), *(bands_table(n, e) for n, e in entries.items()), storage_table(entries)]
+    tables = [summary(entries), *(bands_table(n, e) for n, e in entries.items())]
+    tables += [scale_table(entries), storage_table(entries)]
     tables += [markdown(n, e) for n, e in entries.items()]
     write_text(RESULTS / "operators.md", "\n\n".join(tables) + "\n")
     plot(entries)
