@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from guda.data.groups import choices, suggestion
-from guda.diffusion.models import load_data
+from guda.diffusion.models import load_data, run_schedule
 from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING, Comparison, compare
@@ -26,7 +26,8 @@ from guda.methods.logo import Logo
 from guda.runs.recipe import parse_config
 from guda.runs.run import Run
 from guda.runs.store import digest
-from guda.scoring.scores import Scores
+from guda.scoring.bands import Bands
+from guda.scoring.pilot import run_plan
 from guda.scoring.terms import load_queries, terms_folder
 from guda.verbs.evaluate import run_oracle, stage_seconds
 from guda.verbs.score import prepared
@@ -143,18 +144,23 @@ class Trials:
     # ---- figures ------------------------------------------------------------------------------------------
 
     @cached_property
-    def _oracle_scores(self) -> dict[str, Scores]:
-        return self.oracle.all_scores(self.queries)
+    def _whole(self) -> Bands:
+        """Every timestep. Bare scores are all a comparison needs; errors and ranks of each trial would cost more."""
+        return Bands(((0, run_schedule(self.run).T, 1.0),))
+
+    @cached_property
+    def _gold(self) -> np.ndarray:
+        return self.oracle.seed_values(self.queries, [self._whole])[0]
 
     def compare(self, methods: Mapping[str, Method], reference: str | None = None) -> Comparison:
         """Finished trials by name, against the oracle and its ceiling on the same queries and groups."""
         config = self.run.recipe.evaluation
-        gold = np.stack([self._oracle_scores[f"logo-s{s}"].score for s in self.oracle.config.seeds])
-        return compare(
-            gold, {k: self._columns(m) for k, m in methods.items()}, reference, config.resamples, config.seed
-        )
+        columns = {k: self._columns(m) for k, m in methods.items()}
+        return compare(self._gold, columns, reference, config.resamples, config.seed)
 
     def _columns(self, method: Method) -> np.ndarray:
+        if isinstance(method, ElboMethod):
+            return method.values(self.queries, [self._whole])[0]
         found = method.scores(self.queries)
         return found.score[:, [found.groups.index(g) for g in self.groups]]
 
@@ -186,6 +192,6 @@ class Trials:
             fit_evals=self.oracle.fit_evals(), score_evals=self.oracle.score_evals(self.queries),
             **self.seconds(self.oracle),
         )  # fmt: skip
-        estimand = self._oracle_scores[self.oracle.method_id].estimand
+        estimand = run_plan(self.run).estimand
         seeds = list(self.oracle.config.seeds)
         return dataset_entry(replace(comparison, methods={}, reference=None), seeds, estimand, {CEILING: cost})
