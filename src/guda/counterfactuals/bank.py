@@ -7,7 +7,6 @@ and by what it was made; a change is refused on any other base.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import torch
 from guda.counterfactuals.lowrank import changes
 from guda.diffusion.denoiser import Denoiser, weights_digest
 from guda.errors import GudaError, Mismatch
-from guda.runs.store import HEADER, digest, read_tensors, write_tensors
+from guda.runs.store import digest, read_header, read_tensors, write_tensors
 
 KINDS = ("delta", "lowrank", "lora", "weights")
 
@@ -118,21 +117,6 @@ class Card:
 
 def dtype_text(dtypes: Mapping[str, str]) -> str:
     return "+".join(sorted({d.lower().replace("f32", "fp32") for d in dtypes.values()})) or "-"
-
-
-def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Our header of a safetensors file, and the dtype of each of its tensors."""
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise GudaError(f"{path} does not exist")
-    try:
-        with safe_open(path, framework="pt") as f:
-            header = dict(f.metadata() or {})
-            header |= json.loads(header.pop(HEADER, "{}"))
-            return header, {k: f.get_slice(k).get_dtype() for k in f.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as e:
-        raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
 
 
 FILES = "[0-9]*.safetensors"

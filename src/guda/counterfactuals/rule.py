@@ -81,8 +81,8 @@ def read_rule(path: Path, base: Denoiser, known: str, data: ImageData) -> Rule:
         found = header["base"]
     except (KeyError, TypeError, ValidationError):
         raise GudaError(f"{path} is damaged: its header tells of no rule; {fix}") from None
-    if "digest" in header and header["digest"] != (actual := _identity(header, tensors)):
-        raise Mismatch(f"{path} is damaged: digest", actual, header["digest"], fix)
+    if header.get("digest") != (actual := _identity(header, tensors)):
+        raise Mismatch(f"{path} is damaged: digest", actual, header.get("digest"), fix)
     if found != known:
         raise Mismatch(f"{path}: base model", found, known, fix)
     try:

@@ -127,7 +127,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
         save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, tmp, metadata=header)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The safetensors file and our header."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -136,9 +138,20 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as f:
             header = dict(f.metadata() or {})
             header |= json.loads(header.pop(HEADER, "{}"))
-            return {k: f.get_tensor(k) for k in f.keys()}, header  # noqa: SIM118
+            yield f, header
     except (SafetensorError, OSError, ValueError) as e:
         raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    with _opened(path) as (f, header):
+        return {k: f.get_tensor(k) for k in f.keys()}, header  # noqa: SIM118
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The header alone, and the dtype of each tensor: no weights are read."""
+    with _opened(path) as (f, header):
+        return header, {k: f.get_slice(k).get_dtype() for k in f.keys()}  # noqa: SIM118
 
 
 def write_table(path: Path, table: pa.Table) -> None:

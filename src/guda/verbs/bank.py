@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from guda.counterfactuals.bank import FILES, Card, Counterfactual, dtype_text, read_header
+from guda.counterfactuals.bank import FILES, Card, Counterfactual, dtype_text
 from guda.counterfactuals.packing import full_bytes
 from guda.counterfactuals.rule import read_rule
 from guda.diffusion.denoiser import Denoiser
@@ -26,7 +26,7 @@ from guda.methods.placebo import fitted_placebos
 from guda.methods.posterior import RULE
 from guda.methods.unlearned import Unlearned
 from guda.runs.run import Run
-from guda.runs.store import atomic_folder, read_tensors
+from guda.runs.store import atomic_folder, read_header, read_tensors
 
 
 @dataclass(frozen=True)
