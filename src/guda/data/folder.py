@@ -165,17 +165,17 @@ def read_images(root: Path, files: Sequence[str], size: int | None = None, mode:
 # --- groups ---------------------------------------------------------------------------------------
 
 
+def image_labels(root: Path, files: Sequence[str], by: str) -> list[str]:
+    """A text for every file: a folder level ("level:2" or "2") or a metadata column."""
+    level = re.fullmatch(r"(?:level:)?([0-9]+)", by)
+    if level is None and by.startswith("level:"):
+        raise GudaError(f"group-by {by!r} is not a folder level; write level:1, level:2, ...")
+    return _level_labels(root, files, int(level[1])) if level else _column_labels(root, files, by)
+
+
 def group_labels(root: Path, files: Sequence[str], group_by: str | None = None) -> list[str]:
-    """The group of every file: a folder level ("level:2" or "2"; default 1) or a metadata column."""
-    level = re.fullmatch(r"(?:level:)?([0-9]+)", group_by) if group_by is not None else None
-    if group_by is not None and level is None and group_by.startswith("level:"):
-        raise GudaError(f"group-by {group_by!r} is not a folder level; write level:1, level:2, ...")
-    if group_by is None:
-        labels = _level_labels(root, files, 1)
-    elif level is not None:
-        labels = _level_labels(root, files, int(level[1]))
-    else:
-        labels = _column_labels(root, files, group_by)
+    """The group of every file: a folder level (default the first) or a metadata column."""
+    labels = image_labels(root, files, "level:1" if group_by is None else group_by)
     if len(set(labels)) == 1:
         raise GudaError(
             f"all {len(labels)} images in {root} are in one group, {labels[0]!r}; attribution compares "

@@ -11,21 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from guda.data.folder import check_options, group_labels, image_files, read_images
+from guda.data.folder import check_options, group_labels, image_files, image_labels, read_images
 from guda.data.groups import Groups
 from guda.data.pixels import as_pixels, check_pixels
 from guda.errors import GudaError, Mismatch
 from guda.runs import store
 
 # What an index.json must hold before it is unpacked; everything finer is caught by the digest.
-INDEX_TYPES: dict[str, Any] = {"ids": list, "name": str, "prompts": list | None}
+INDEX_TYPES: dict[str, Any] = {"ids": list, "name": str, "prompts": list | None, "contents": list | None}
 
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
     """Training images uint8 [n, C, H, W] (read-only), one id and one group each; `meta` says wherefrom.
 
-    `digest` covers pixels, ids and groups, in order; not `name` and `meta`, which change nothing computed.
+    `contents`: what each image shows whatever its group (the object of a style x object set), where that is known;
+    prompts are made of it. `digest` covers pixels, ids, groups and contents, in order; not `name` and `meta`, which
+    change nothing computed.
     """
 
     images: np.ndarray
@@ -33,12 +35,15 @@ class ImageData:
     groups: Groups
     name: str
     meta: dict[str, Any] = field(default_factory=dict)
+    contents: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", check_pixels(self.images, "training images"))
         object.__setattr__(self, "ids", check_ids(self.ids, self.n, "training images"))
         if self.groups.n_images != self.n:
             raise GudaError(f"{self.n} training images but group labels for {self.groups.n_images}; give one each")
+        if self.contents is not None:
+            object.__setattr__(self, "contents", _check_contents(self.contents, self.ids))
         try:
             object.__setattr__(self, "meta", json.loads(store.canonical(self.meta)))
         except (TypeError, ValueError) as e:
@@ -65,14 +70,18 @@ class ImageData:
         group_by: str | None = None,
         size: int | None = None,
         mode: str | None = None,
+        content_by: str | None = None,
     ) -> ImageData:
-        """An image folder; groups are folders ("level:N", default the first) or a metadata column."""
+        """An image folder; groups, and contents where `content_by` says, are folders ("level:N"; groups: default the
+        first) or a metadata column."""
         root = Path(path).expanduser()
         check_options(size, mode)
         files = image_files(root)
         groups = Groups.from_labels(group_labels(root, files, group_by))  # before the slow part
+        contents = None if content_by is None else tuple(image_labels(root, files, content_by))
         meta = {"source": "folder", "path": str(path), "group_by": group_by, "size": size, "mode": mode}
-        return cls(read_images(root, files, size, mode), tuple(files), groups, root.resolve().name, meta)
+        meta |= {} if content_by is None else {"content_by": content_by}
+        return cls(read_images(root, files, size, mode), tuple(files), groups, root.resolve().name, meta, contents)
 
     @property
     def n(self) -> int:
@@ -87,12 +96,25 @@ class ImageData:
     @cached_property
     def digest(self) -> str:
         parts = [store.digest_arrays(self.images), list(self.ids), self.groups.to_json()]
+        parts += [] if self.contents is None else [list(self.contents)]
         return store.digest(parts, length=64)
 
     def take(self, indices: np.ndarray) -> ImageData:
         """The selected images, in the order of `indices`; every group must keep at least one."""
         ids = tuple(self.ids[int(i)] for i in indices)
-        return replace(self, images=self.images[indices], ids=ids, groups=self.groups.take(indices))
+        contents = None if self.contents is None else tuple(self.contents[int(i)] for i in indices)
+        return replace(self, images=self.images[indices], ids=ids, groups=self.groups.take(indices), contents=contents)
+
+    def only(self, names: Sequence[str]) -> ImageData:
+        """The images of these groups, the others forgotten; images and groups keep their order."""
+        wanted = {self.groups.index(name) for name in names}
+        kept = np.flatnonzero(np.isin(self.groups.labels, sorted(wanted)))
+        contents = None if self.contents is None else tuple(self.contents[i] for i in kept)
+        groups = Groups(
+            tuple(self.groups.names[k] for k in sorted(wanted)), self.groups.membership[kept][:, sorted(wanted)]
+        )
+        ids = tuple(self.ids[i] for i in kept)
+        return replace(self, images=self.images[kept], ids=ids, groups=groups, contents=contents)
 
     def summary(self) -> list[tuple[str, int, float]]:
         """(group, number of images, share of all images) per group, for display."""
@@ -101,15 +123,26 @@ class ImageData:
 
     def save(self, folder: str | Path) -> None:
         index = {"ids": list(self.ids), "groups": self.groups.to_json(), "name": self.name, "meta": self.meta}
+        index |= {} if self.contents is None else {"contents": list(self.contents)}
         write_stack(Path(folder), "images", self.images, index, self.digest)
 
     @classmethod
     def load(cls, folder: str | Path) -> ImageData:
         images, index = read_stack(Path(folder), "images", {"ids", "groups", "name", "meta"})
         groups = Groups.from_json(index["groups"])
-        data = cls(images, tuple(index["ids"]), groups, index["name"], index["meta"])
+        contents = None if index.get("contents") is None else tuple(index["contents"])
+        data = cls(images, tuple(index["ids"]), groups, index["name"], index["meta"], contents)
         check_digest(Path(folder), data.digest, index["digest"])
         return data
+
+
+def _check_contents(contents: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(contents, str) or len(contents) != len(ids):
+        raise GudaError(f"{len(ids)} training images need {len(ids)} contents, one each, in a list")
+    for name, content in zip(ids, contents, strict=True):
+        if not isinstance(content, str) or not content.strip():
+            raise GudaError(f"the content of image {name!r} is {content!r}; contents are non-empty texts")
+    return tuple(str(c) for c in contents)
 
 
 def check_ids(ids: Sequence[str], n: int, what: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Sources: training data by name ("digits") or by path (an image folder).
 
 A new source is a function that returns ImageData, registered with @source("name"). The options it takes are
-its keyword parameters among size, group_by and mode; any other option given to it is refused.
+its keyword parameters among size, group_by, content_by and mode; any other option given to it is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -60,11 +60,14 @@ def load_source(
     size: int | None = None,
     group_by: str | None = None,
     mode: str | None = None,
+    content_by: str | None = None,
+    groups: Sequence[str] | None = None,
     limit_per_group: int | None = None,
     seed: int = 0,
 ) -> ImageData:
     """A registered source, or the image folder at a path; write ./digits for a folder named like a source.
 
+    groups: only these, in the source's order.
     limit_per_group: at most this many images of each group, drawn by `seed`; the order of the images is kept.
     """
     name = str(name_or_path)
@@ -73,14 +76,19 @@ def load_source(
         loader = _SOURCES[name]
     elif "/" in name or os.sep in name or os.path.exists(name):
 
-        def loader(size: int | None = None, group_by: str | None = None, mode: str | None = None) -> ImageData:
-            return ImageData.from_folder(name, group_by=group_by, size=size, mode=mode)
+        def loader(
+            size: int | None = None,
+            group_by: str | None = None,
+            mode: str | None = None,
+            content_by: str | None = None,
+        ) -> ImageData:
+            return ImageData.from_folder(name, group_by=group_by, size=size, mode=mode, content_by=content_by)
     else:
         raise GudaError(
             f"unknown data source {name!r}; the sources are {choices(known_sources())}, "
             f"and any path to an image folder{suggestion(name, known_sources())}"
         )
-    given = {"size": size, "group_by": group_by, "mode": mode}
+    given = {"size": size, "group_by": group_by, "mode": mode, "content_by": content_by}
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     takes = [key for key in given if key in inspect.signature(loader).parameters]
     for key in options:
@@ -90,6 +98,7 @@ def load_source(
                 + (f"it takes {choices(takes)}" if takes else "it takes no such options")
             )
     data = loader(**options)
+    data = data if groups is None else data.only(groups)
     return data if limit_per_group is None else limit_groups(data, limit_per_group, seed)
 
 

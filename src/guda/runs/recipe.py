@@ -30,6 +30,10 @@ class DataConfig(Config):
     group_by: str | None = Field(
         None, description="Folder level (level:1 is the first) or a column of metadata.jsonl / metadata.csv."
     )
+    content_by: str | None = Field(
+        None, description="What each image shows, for prompts: a folder level (level:2) or a metadata column."
+    )
+    groups: tuple[str, ...] | None = Field(None, min_length=2, description="Keep these groups only; default: all.")
     mode: Literal["L", "RGB"] | None = Field(None, description="Force grey or colour; default: what the images are.")
     limit_per_group: int | None = Field(None, gt=0, description="Keep at most this many images of each group.")
 
