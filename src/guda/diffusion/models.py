@@ -47,19 +47,27 @@ def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
         raise GudaError("model.scheduler is needed to train a model, e.g. squaredcos_cap_v2:1000")
     if height != width:
         raise GudaError(f"images are {width}x{height}; training needs square images: give --size N")
+    frozen = None
     options = {"sample_size": height, "in_channels": channels, "out_channels": channels} | config.options
     try:
         if config.net == "mlp":
             from guda.diffusion.nets import ResidualMLP
 
             module = ResidualMLP(**options)
+        elif config.net == "unet2d-condition":
+            from diffusers import UNet2DConditionModel
+
+            from guda.diffusion.frozen_words import Words, text_width
+
+            frozen = Words(config.text or "minilm", config.text_length, shape)
+            module = UNet2DConditionModel(**({"cross_attention_dim": text_width(frozen.encoder)} | options))
         else:
             from diffusers import UNet2DModel
 
             module = UNet2DModel(**options)
     except (TypeError, ValueError, RuntimeError) as e:
         raise GudaError(f"model.options do not make a {config.net} network: {str(e).splitlines()[0]}") from None
-    denoiser = Denoiser.from_module(module, make_scheduler(config.scheduler))
+    denoiser = Denoiser.from_module(module, make_scheduler(config.scheduler), frozen=frozen)
     if denoiser.shape != tuple(shape):
         raise GudaError(f"model.options make a network for {denoiser.shape}, the images are {tuple(shape)}")
     return denoiser

@@ -74,8 +74,8 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
         _try(build(recipe.model, data.shape), "model.options")
         return None
     model = Denoiser.from_pretrained(recipe.model.path, recipe.model.scheduler)
-    if model.shape != data.shape:
-        (c, h, w), (dc, dh, dw) = model.shape, data.shape
+    if model.image_shape != data.shape:
+        (c, h, w), (dc, dh, dw) = model.image_shape, data.shape
         fix = f"give --size {h}" if (dh, dw) != (h, w) else f"the model wants {c} channel(s), the images have {dc}"
         raise GudaError(f"the model takes {w}x{h} images of {c} channel(s), the data are {dw}x{dh} of {dc}; {fix}")
     _try(model, str(recipe.model.path))
