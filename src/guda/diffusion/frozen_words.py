@@ -52,7 +52,7 @@ class Words(Frozen):
         return {"encoder_hidden_states": hidden, "encoder_attention_mask": mask.bool()}
 
     def call(self, module: nn.Module, x_t: torch.Tensor, t: torch.Tensor, cond: Cond) -> torch.Tensor:
-        return module(x_t, t, **cond.tensors).sample  # type: ignore[no-any-return]
+        return module(x_t, t, **cond.tensors).sample
 
     def source(self) -> dict[str, Any]:
         return {"kind": "words", "encoder": self.encoder, "length": self.length, "image_shape": list(self.image_shape)}
