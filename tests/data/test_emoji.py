@@ -60,9 +60,9 @@ def folder(tmp_path, monkeypatch):
 def test_shared_objects_without_flags_tones_and_second_names(folder):
     data = load_source("emoji", size=8)
     assert data.groups.names == ("one", "two")
-    # "rainbow" is a flag, "dot-dark" a tone of "dot", "twin" another name of it; "street-light" is no tone of "street"
+    # "rainbow" is a flag, "dot-dark" a tone, "twin" another name of it; "street-light" is no tone of "street"
     assert [c for c, g in zip(data.contents, data.groups.labels, strict=True) if g == 0] == [
-        "dot", "flah", "half", "street light",
+        "dot", "flah", "half", "street", "street light",
     ]  # fmt: skip
     assert data.ids[:2] == ("one/dot", "one/flah")
     assert data.meta["licences"]["two"]["author"] == "maker of two"
@@ -91,7 +91,11 @@ def test_a_drawing_that_is_not_square_is_centred(folder):
 
 def test_empty_drawings_leave_the_set(folder):
     package(folder, "two", icons("#0000ff", half={"body": "<g/>"}))
-    assert set(load_source("emoji", size=8).contents) == {"dot", "street light"}  # "flah" is the empty one mirrored
+    assert set(load_source("emoji", size=8).contents) == {
+        "dot",
+        "street",
+        "street light",
+    }  # "flah" is the empty one mirrored
 
 
 def test_rendered_once_and_again_for_other_drawings(folder, monkeypatch):

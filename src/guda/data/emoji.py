@@ -1,7 +1,7 @@
 """Emoji: one object drawn in ten styles, from the npm packages `@iconify-json/*`, rendered by resvg.
 
 A style x object set that is free to use and small enough for two cores: group = style (the drawing's maker), content
-= object. The ten styles are those of twelve that share most objects (895 in the pinned versions; fxemoji and
+= object. The ten styles are those of twelve that share most objects (896 in the pinned versions; fxemoji and
 streamline-emojis would leave some 120). `fluent-emoji` and `fluent-emoji-flat` are near-twins, the same outlines with
 and without shading: what one of them taught a model the other could have, which is the hard case of attribution.
 `emojione-monotone` and `fluent-emoji-high-contrast` are black on white.
@@ -49,7 +49,7 @@ VARIABLE = "GUDA_EMOJI"  # a folder that holds the packages already, as .tgz fil
 CACHE = "GUDA_CACHE"  # where downloads and renders are kept; ~/.cache/guda by default
 FINER = 4  # drawn at so many times the size, then averaged, so that touching shapes show no seams
 LARGEST = 1 << 29  # bytes of one file in a package that we are willing to read
-TONE = re.compile(r"-(?:medium-light|medium-dark|light|medium|dark)(?:-skin-tone)?$")
+TONE = re.compile(r"-(?:medium-light|medium-dark|light|medium|dark)(-skin-tone)?$")
 
 
 # --- packages -------------------------------------------------------------------------------------
@@ -174,7 +174,8 @@ def shared(styles: Mapping[str, Mapping[str, str]], flags: set[str]) -> list[str
     """Names drawn in every style, sorted; without flags, skin tones, and second names of the same drawings."""
     names = set.intersection(*(set(found) for found in styles.values())) - flags
     names = {n for n in names if not n.startswith("flag-for-") and "skin-tone" not in n}
-    names = {n for n in names if not (TONE.search(n) and TONE.sub("", n) in names)}
+    known = set.union(*(set(found) for found in styles.values()))  # a street-light has no street-medium-dark beside it
+    names = {n for n in names if not (TONE.search(n) and TONE.sub(r"-medium-dark\1", n) in known)}
     firsts: dict[tuple[str, ...], str] = {}
     for name in sorted(names):
         firsts.setdefault(tuple(found[name] for found in styles.values()), name)
@@ -188,9 +189,11 @@ def _render(svg: str, size: int, name: str) -> np.ndarray:
     import resvg_py
     from PIL import Image
 
-    large = {"width": size * FINER, "height": size * FINER}
+    side = size * FINER
     try:
-        png = resvg_py.svg_to_bytes(svg_string=svg, background="#ffffff", skip_system_fonts=True, **large)
+        png = resvg_py.svg_to_bytes(
+            svg_string=svg, background="#ffffff", skip_system_fonts=True, width=side, height=side
+        )
     except ValueError as e:
         raise GudaError(f"resvg cannot draw the {name} ({e}); delete the package and fetch it again") from None
     pixels = np.asarray(Image.open(io.BytesIO(bytes(png)), formats=("PNG",)).convert("RGB"))
