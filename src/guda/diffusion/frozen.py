@@ -83,5 +83,5 @@ def from_source(value: dict[str, Any], image_shape: Sequence[int] | None = None)
     if value.get("kind") == "words":
         from guda.diffusion.frozen_words import Words
 
-        return Words(value["encoder"], value["length"], value["image_shape"])
+        return Words(value["encoder"], value["length"], value["image_shape"], value["patch"])
     raise GudaError(f"unknown frozen part {value.get('kind')!r}; written by a newer guda?")

@@ -53,6 +53,7 @@ class ModelConfig(Config):
     options: dict[str, Any] = Field(default_factory=dict, description="Constructor arguments of that network.")
     text: Literal["minilm"] | None = Field(None, description="Text encoder of a unet2d-condition network.")
     text_length: int = Field(32, gt=0, description="Tokens of a prompt that this network is told.")
+    patch: int = Field(1, gt=0, description="A unet2d-condition network sees patches of this many pixels as channels.")
 
 
 class TrainingConfig(Config):
@@ -77,9 +78,15 @@ class TrainingConfig(Config):
 
 
 class QueriesConfig(Config):
-    n: int = Field(200, gt=0, description="Samples to draw from the full model.")
-    seed: int = Field(0, ge=0, description="Seed of the samples.")
-    steps: int | None = Field(None, gt=0, description="Sampler steps; default: the schedule's own number.")
+    n: int = Field(200, gt=0, description="Samples to draw from the full model; text-to-image: see `objects`.")
+    seed: int = Field(0, ge=0, description="Seed of the samples; text-to-image: every picture starts from it.")
+    steps: int | None = Field(
+        None, gt=0, description="Sampler steps; default: the schedule's own number, text-to-image 50."
+    )
+    objects: int | None = Field(
+        None, gt=0, description="Text-to-image: one picture of so many objects in every style; default: of all objects."
+    )
+    guidance: float = Field(7.5, ge=0, description="Text-to-image: classifier-free guidance; scoring uses none.")
 
 
 class ScoringConfig(Config):
@@ -97,6 +104,9 @@ class ScoringConfig(Config):
     seed: int = Field(0, ge=0, description="Seed of the scoring noise.")
     block: int = Field(256, gt=0, description="Images per network call (short blocks are padded).")
     shard: int = Field(32, gt=0, description="Queries per task; belongs to the run, not to the machine.")
+    groups: tuple[str, ...] | None = Field(
+        None, min_length=2, description="Fit and score these groups only; training keeps all. Default: every group."
+    )
     drift: Literal["keep", "subtract"] = Field(
         "keep", description="subtract: unlearned scores less what unlearning does to other groups' training images."
     )
