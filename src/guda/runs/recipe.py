@@ -1,6 +1,6 @@
 """The recipe: everything a run is made from, as one YAML file.
 
-Sections `data`, `model` and `training` are locked once a run exists, because every artifact depends on them;
+Sections `data`, `prompts`, `model` and `training` are locked once a run exists, as every artifact depends on them;
 `methods`, `queries`, `scoring` and `evaluation` may be edited later: what they make is stored under names derived
 from their values, so nothing stale is ever used. Field descriptions are the documentation.
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from guda.errors import GudaError
 
-LOCKED = ("data", "model", "training")
+LOCKED = ("data", "prompts", "model", "training")
 
 
 class Config(BaseModel):
@@ -36,6 +36,46 @@ class DataConfig(Config):
     groups: tuple[str, ...] | None = Field(None, min_length=2, description="Keep these groups only; default: all.")
     mode: Literal["L", "RGB"] | None = Field(None, description="Force grey or colour; default: what the images are.")
     limit_per_group: int | None = Field(None, gt=0, description="Keep at most this many images of each group.")
+
+
+class PromptsConfig(Config):
+    source: Literal["file", "similarity", "vlm"] = Field(
+        "similarity", description="Who describes the styles: ready lists, words picked by similarity, or a VLM."
+    )
+    path: str | None = Field(
+        None,
+        description="file: the lists (.json, .yaml or .jsonl). similarity: words to pick from, one a line; default: ours.",
+    )
+    lists: dict[str, tuple[str, ...]] | None = Field(
+        None, description="file: the descriptors of every style right here instead of in a file."
+    )
+    encoder: str | None = Field(
+        None, description="similarity: `statistics` of the pixels (default) or `clip:NAME_OR_PATH`."
+    )
+    model: str | None = Field(None, description="vlm: name or folder; default Qwen/Qwen2.5-VL-7B-Instruct.")
+    images_per_style: int = Field(50, gt=0, description="Images of each style that are described.")
+    words_per_image: int = Field(5, gt=0, description="similarity, vlm: descriptors of one image.")
+    alpha: float = Field(0.5, ge=0, le=1, description="Penalty for sharing: score = freq / support^alpha.")
+    min_freq: int = Field(2, gt=0, description="A style counts as support of a descriptor from so many images on.")
+    max_support: int = Field(20, gt=0, description="Descriptors of more styles than this are dropped.")
+    vocabulary: int = Field(5, gt=0, description="Descriptors a style keeps.")
+    per_prompt: int = Field(3, gt=0, description="Descriptors in one prompt.")
+    seed: int = Field(0, ge=0, description="Seed of the described images, templates and descriptors.")
+
+    @model_validator(mode="after")
+    def _together(self) -> PromptsConfig:
+        if self.source == "file" and (self.path is None) == (self.lists is None):
+            raise ValueError("source `file` needs path (a .json, .yaml or .jsonl with every style's descriptors) or lists")
+        if self.source != "file" and self.lists is not None:
+            raise ValueError(f"lists belong to source `file`, the source is `{self.source}`")
+        for field, owner in (("encoder", "similarity"), ("model", "vlm")):
+            if getattr(self, field) is not None and self.source != owner:
+                raise ValueError(f"{field} belongs to source `{owner}`, the source is `{self.source}`")
+        if self.source == "vlm" and self.path is not None:
+            raise ValueError("path belongs to sources `file` and `similarity`, the source is `vlm`")
+        if self.per_prompt > self.vocabulary:
+            raise ValueError(f"per_prompt ({self.per_prompt}) is more than vocabulary ({self.vocabulary})")
+        return self
 
 
 class ModelConfig(Config):
@@ -125,6 +165,7 @@ class EvaluationConfig(Config):
 class Recipe(Config):
     name: str = Field(description="What this experiment is called.")
     data: DataConfig = Field(description="The training images and their groups.")
+    prompts: PromptsConfig | None = Field(None, description="Prompts of a text-to-image model: who describes styles.")
     model: ModelConfig = Field(ModelConfig(), description="The model to explain, given or trained here.")  # type: ignore[call-arg]
     training: TrainingConfig | None = Field(None, description="How the full and LOGO models are trained.")
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Method id -> its settings.")
