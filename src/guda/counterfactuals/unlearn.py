@@ -205,7 +205,12 @@ def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
 
 
 def make_operator(
-    operator_id: str, teacher: Denoiser, data: ImageData, group: str, config: Any, conditional: Denoiser | None = None,
+    operator_id: str,
+    teacher: Denoiser,
+    data: ImageData,
+    group: str,
+    config: Any,
+    conditional: Denoiser | None = None,
     prompts: Prompts | None = None,
 ) -> Operator:
     """The operator for one group, refused where it is not defined."""

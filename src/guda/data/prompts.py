@@ -62,7 +62,9 @@ class Prompts:
         except (KeyError, TypeError, ValueError, AttributeError):
             raise GudaError(f"{path} is not a set of prompts; make it again: guda prompts build") from None
         if found.digest != recorded:
-            raise Mismatch(f"{path} has changed since it was written (digest)", found.digest, recorded, "build it again")
+            raise Mismatch(
+                f"{path} has changed since it was written (digest)", found.digest, recorded, "build it again"
+            )
         return found
 
 
@@ -106,5 +108,3 @@ def load_prompts(run: Run) -> Prompts:
     if found.data != run.info["data_digest"]:
         raise Mismatch(f"{path} was made for other images", found.data, run.info["data_digest"], "build it again")
     return found
-
-

@@ -65,7 +65,9 @@ class PromptsConfig(Config):
     @model_validator(mode="after")
     def _together(self) -> PromptsConfig:
         if self.source == "file" and (self.path is None) == (self.lists is None):
-            raise ValueError("source `file` needs path (a .json, .yaml or .jsonl with every style's descriptors) or lists")
+            raise ValueError(
+                "source `file` needs path (a .json, .yaml or .jsonl with every style's descriptors) or lists"
+            )
         if self.source != "file" and self.lists is not None:
             raise ValueError(f"lists belong to source `file`, the source is `{self.source}`")
         for field, owner in (("encoder", "similarity"), ("model", "vlm")):
