@@ -36,8 +36,8 @@ def unlearn(
 
     if operator not in (known := sorted([*OPERATORS, "posterior"])):
         raise GudaError(f"unknown operator {operator!r}; known: {', '.join(known)}{suggestion(operator, known)}")
-    if data.shape != model.shape:
-        raise GudaError(f"the model takes {model.shape} images (channels, height, width), the data are {data.shape}")
+    if data.shape != model.image_shape:
+        raise GudaError(f"the model takes {model.image_shape} pictures (channels, height, width), not {data.shape}")
     if operator == "posterior":
         return rule_bank(model, data, parse_config(RuleConfig, settings, operator))
     config = parse_config(OPERATORS[operator].Config, settings, operator)
@@ -60,7 +60,7 @@ def attribute(
     config: ScoringConfig = parse_config(ScoringConfig, settings, "scoring")
     if config.drift == "subtract":
         raise GudaError("drift is measured on a run's training images; in Python score with drift='keep'")
-    queries.check_shape(model.shape)
+    queries.check_shape(model.image_shape)
     bench = Workbench(model, model.digest())
     density = None
     if pilot is not None:

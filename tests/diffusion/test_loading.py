@@ -171,8 +171,8 @@ def test_pickled_weights_are_not_read(saved: Path) -> None:
 
 
 def test_an_unknown_class_is_refused_by_name(saved: Path) -> None:
-    edit_json(saved / "model_index.json", unet=["diffusers", "UNet2DConditionModel"])
-    with pytest.raises(GudaError, match="'UNet2DConditionModel' is not supported; guda reads UNet2DModel"):
+    edit_json(saved / "model_index.json", unet=["diffusers", "UNet1DModel"])
+    with pytest.raises(GudaError, match="'UNet1DModel' is not supported; guda reads UNet2DModel"):
         Denoiser.from_pretrained(saved)
 
 

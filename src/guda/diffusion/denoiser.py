@@ -20,6 +20,7 @@ from torch import nn
 
 from guda.data.pixels import to_float, to_uint8
 from guda.diffusion.cond import Cond
+from guda.diffusion.frozen import Frozen
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, NotFinite
 from guda.runs.store import digest_arrays
@@ -40,7 +41,8 @@ def default_device() -> str:
 
 
 class Denoiser:
-    """A network with its schedule. Pixel space, unconditional or class-conditional; images in [-1, 1]."""
+    """A network with its schedule. Pixel space (images in [-1, 1]), unconditional or class-conditional; or, with a
+    `frozen` VAE and text encoder around it, told prompts and living in their latent space."""
 
     def __init__(
         self,
@@ -50,15 +52,19 @@ class Denoiser:
         *,
         n_classes: int | None = None,
         scheduler: Any = None,
+        frozen: Frozen | None = None,
     ) -> None:
         self.module = module.eval()
         self.schedule = schedule
-        self.shape = tuple(int(n) for n in shape)  # (C, H, W) of one image
+        self.shape = tuple(int(n) for n in shape)  # (C, H, W) of x_0
         self.n_classes = n_classes
         self.scheduler = scheduler  # the diffusers scheduler it came with, needed to sample and to save
+        self.frozen = frozen
 
     @classmethod
-    def from_module(cls, module: nn.Module, scheduler: Any, shape: Sequence[int] | None = None) -> Denoiser:
+    def from_module(
+        cls, module: nn.Module, scheduler: Any, shape: Sequence[int] | None = None, frozen: Frozen | None = None
+    ) -> Denoiser:
         """Wrap a network: a diffusers model, or any nn.Module called as module(x_t, t). `scheduler`: diffusers'."""
         config = getattr(module, "config", None)
         n_classes = None
@@ -72,20 +78,23 @@ class Denoiser:
                 raise GudaError("the network has a learned-variance head (twice the channels); not supported")
             if config.out_channels != config.in_channels:
                 raise GudaError(f"the network maps {config.in_channels} channels to {config.out_channels}")
-            if getattr(config, "class_embed_type", None) is not None or hasattr(config, "cross_attention_dim"):
-                raise GudaError("this kind of conditioning is not supported here yet; use a class-conditional UNet2D")
+            if getattr(config, "class_embed_type", None) is not None:
+                raise GudaError("the network has a class_embed_type; guda conditions on num_class_embeds or on text")
+            if frozen is None and hasattr(config, "cross_attention_dim"):
+                raise GudaError("the network listens to text; load its whole pipeline folder, text encoder included")
             n_classes = getattr(config, "num_class_embeds", None)
         if shape is None:
             raise GudaError("give the image shape (C, H, W): the module has no config to read it from")
-        return cls(module, Schedule.from_scheduler(scheduler), shape, n_classes=n_classes, scheduler=scheduler)
+        schedule = Schedule.from_scheduler(scheduler)
+        return cls(module, schedule, shape, n_classes=n_classes, scheduler=scheduler, frozen=frozen)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, scheduler: str | None = None) -> Denoiser:
         """A local folder or Hub id in the diffusers layout (safetensors only); see `loading.load`."""
         from guda.diffusion.loading import load
 
-        module, found = load(str(path), scheduler)
-        denoiser = cls.from_module(module, found)
+        module, found, frozen = load(str(path), scheduler)
+        denoiser = cls.from_module(module, found, None if frozen is None else frozen.shape, frozen)
         denoiser.check_finite(str(path))
         return denoiser
 
@@ -99,8 +108,10 @@ class Denoiser:
 
     def raw(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
         """The network's native output."""
-        if self.n_classes is not None and cond is None:
-            raise GudaError("this model is class-conditional: every image needs its class (a prompts.jsonl file)")
+        if self.conditional and cond is None:
+            raise GudaError(f"this model is {self.kind}: every image needs its {self.told} (a prompts.jsonl file)")
+        if self.frozen is not None and cond is not None:
+            return self.frozen.call(self.module, x_t, t, cond)
         out = self.module(x_t, t, **(cond.tensors if cond is not None else {}))
         return out if isinstance(out, torch.Tensor) else out.sample
 
@@ -121,23 +132,40 @@ class Denoiser:
 
     @property
     def conditional(self) -> bool:
-        return self.n_classes is not None
+        return self.n_classes is not None or self.frozen is not None
+
+    @property
+    def kind(self) -> str:
+        return "text-to-image" if self.frozen else "unconditional" if self.n_classes is None else "class-conditional"
+
+    @property
+    def told(self) -> str:
+        """What a conditional model is told of every image."""
+        return "prompt" if self.frozen else "class"
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(C, H, W) of a picture in pixels; `shape` is that of x_0."""
+        return self.shape if self.frozen is None else self.frozen.image_shape
 
     def encode(self, images: np.ndarray) -> torch.Tensor:
         """uint8 [n,C,H,W] -> x_0. Pixel models: the image in [-1, 1]."""
-        return torch.from_numpy(to_float(images))
+        return torch.from_numpy(to_float(images)) if self.frozen is None else self.frozen.encode(images)
 
     def decode(self, x0: torch.Tensor) -> np.ndarray:
-        return to_uint8(x0.detach().cpu().numpy())
+        return to_uint8(x0.detach().cpu().numpy()) if self.frozen is None else self.frozen.decode(x0)
 
     def condition(self, prompts: Sequence[str] | None) -> Cond | None:
         """What the network is told for each image; class-conditional models read the class index."""
-        if self.n_classes is None:
+        if self.frozen is not None and prompts is not None:
+            return self.frozen.condition(prompts)
+        if not self.conditional:
             if prompts is not None:
                 raise GudaError("the model is unconditional but the queries have prompts; remove prompts.jsonl")
             return None
         if prompts is None:
-            raise GudaError("this model is class-conditional: every image needs its class (a prompts.jsonl file)")
+            raise GudaError(f"this model is {self.kind}: every image needs its {self.told} (a prompts.jsonl file)")
+        assert self.n_classes is not None
         for p in prompts:
             if not p.isdigit() or int(p) >= self.n_classes:
                 raise GudaError(f"class {p!r} is not one of 0..{self.n_classes - 1}")
@@ -152,6 +180,8 @@ class Denoiser:
     def to(self, device: torch.device | str) -> Denoiser:
         """Moves the network in place."""
         self.module.to(device)
+        if self.frozen is not None:
+            self.frozen.to(device)
         return self
 
     def weights(self) -> dict[str, torch.Tensor]:

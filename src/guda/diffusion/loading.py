@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from guda.diffusion.frozen import Frozen, from_source
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
     from guda.diffusion.denoiser import Denoiser
 
-NETS = ("UNet2DModel", "ResidualMLP")
+NETS = ("UNet2DModel", "UNet2DConditionModel", "ResidualMLP")
+FROZEN = "frozen.json"  # beside a network trained here: where its text encoder and VAE are found
 SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid")
 
 
@@ -61,8 +63,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise GudaError(f"{path} cannot be read: {e}") from None
 
 
-def load(path: str, scheduler: str | None = None) -> tuple[Any, Any]:
-    """(network, scheduler) from a pipeline folder, a bare model folder (then `scheduler` is needed), or a Hub id."""
+def load(path: str, scheduler: str | None = None) -> tuple[Any, Any, Frozen | None]:
+    """(network, scheduler, what stands around it) from a pipeline folder, a bare model folder (then `scheduler` is
+    needed), or a Hub id."""
     folder = Path(path)
     if not folder.exists():
         folder = _download(path)
@@ -100,7 +103,8 @@ def load(path: str, scheduler: str | None = None) -> tuple[Any, Any]:
     # diffusers fills a missing weight with random numbers and drops an unknown one, with a warning only
     if odd := [*info["missing_keys"], *info["unexpected_keys"]]:
         raise GudaError(f"{net_folder}: weights and config.json do not fit; {odd[0]!r} is on one side only")
-    return module.float(), make_scheduler(scheduler) if scheduler else read_scheduler(found)
+    frozen = from_source(_read_config(folder / FROZEN)) if (folder / FROZEN).is_file() else None
+    return module.float(), make_scheduler(scheduler) if scheduler else read_scheduler(found), frozen
 
 
 def _download(path: str) -> Path:
@@ -131,3 +135,5 @@ def save(denoiser: Denoiser, folder: Path) -> None:
         "unet": [library, type(module).__name__],
     }
     (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
+    if denoiser.frozen is not None:
+        (folder / FROZEN).write_text(json.dumps(denoiser.frozen.source(), indent=2) + "\n")

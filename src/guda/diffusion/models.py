@@ -1,6 +1,7 @@
 """The full models of a run: the one it is about, and those its LOGO seeds are compared with.
 
 `base` is the run's model (given, or trained with the recipe's seed); `full-s<seed>` are full models trained here;
+`start` is the pretrained model that they are fine-tuned from, where the recipe names one;
 `conditional-s<seed>` is told the group of every image, or a null label after the last group: some operators ask it.
 """
 
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guda.data.images import ImageData
+from guda.data.prompts import FILE as PROMPTS
+from guda.data.prompts import load_prompts
 from guda.diffusion.denoiser import Denoiser, default_device
 from guda.diffusion.schedule import Schedule
 from guda.engine.tasks import Task
@@ -20,7 +23,11 @@ from guda.runs.recipe import ModelConfig
 from guda.runs.run import Run
 from guda.runs.store import atomic_folder, read_json, write_json
 
+if TYPE_CHECKING:
+    from guda.diffusion.training import Trained
+
 LABEL_DROPOUT = 0.1  # share of images that the conditional model sees under the null label
+GIVEN = {"base": "model", "start": "start"}  # models that were not made here -> where run.json has their digest
 CARD = "guda.json"  # beside a trained model: what it is and the digest of its weights
 
 
@@ -47,19 +54,27 @@ def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
         raise GudaError("model.scheduler is needed to train a model, e.g. squaredcos_cap_v2:1000")
     if height != width:
         raise GudaError(f"images are {width}x{height}; training needs square images: give --size N")
+    frozen = None
     options = {"sample_size": height, "in_channels": channels, "out_channels": channels} | config.options
     try:
         if config.net == "mlp":
             from guda.diffusion.nets import ResidualMLP
 
             module = ResidualMLP(**options)
+        elif config.net == "unet2d-condition":
+            from diffusers import UNet2DConditionModel
+
+            from guda.diffusion.frozen_words import Words, text_width
+
+            frozen = Words(config.text or "minilm", config.text_length, shape)
+            module = UNet2DConditionModel(**({"cross_attention_dim": text_width(frozen.encoder)} | options))
         else:
             from diffusers import UNet2DModel
 
             module = UNet2DModel(**options)
     except (TypeError, ValueError, RuntimeError) as e:
         raise GudaError(f"model.options do not make a {config.net} network: {str(e).splitlines()[0]}") from None
-    denoiser = Denoiser.from_module(module, make_scheduler(config.scheduler))
+    denoiser = Denoiser.from_module(module, make_scheduler(config.scheduler), frozen=frozen)
     if denoiser.shape != tuple(shape):
         raise GudaError(f"model.options make a network for {denoiser.shape}, the images are {tuple(shape)}")
     return denoiser
@@ -85,13 +100,13 @@ def resolve(run: Run, name: str) -> str:
 def model_files(run: Run, name: str) -> tuple[str, ...]:
     """What must exist in the run before the model can be loaded."""
     name = resolve(run, name)
-    return () if name == "base" else (f"models/{name}/{CARD}",)
+    return () if name in GIVEN else (f"models/{name}/{CARD}",)
 
 
 def model_digest(run: Run, name: str) -> str:
     name = resolve(run, name)
-    if name == "base":
-        return str(run.info["model"])
+    if name in GIVEN:
+        return str(run.info[GIVEN[name]])
     return str(read_json(run.path("models", name, CARD))["weights"])
 
 
@@ -106,8 +121,11 @@ def _load(path: str, scheduler: str | None, expected: str) -> Denoiser:
 def load_model(run: Run, name: str) -> Denoiser:
     """Shared within a process: callers must not change its weights."""
     name = resolve(run, name)
-    if name == "base":
-        return _load(str(run.recipe.model.path), run.recipe.model.scheduler, model_digest(run, name))
+    if name in GIVEN:
+        path = run.recipe.model.path if name == "base" else run.recipe.model.start
+        if path is None:
+            raise GudaError(f"{run.root}: the recipe names no pretrained start (model.start)")
+        return _load(path, run.recipe.model.scheduler, model_digest(run, name))
     folder = run.path("models", name)
     if not (folder / CARD).is_file():
         raise GudaError(f"{run.root} has no trained model yet; run: guda train {run.root}")
@@ -121,15 +139,20 @@ def _schedule(config: str, shape: tuple[int, int, int]) -> Schedule:
 
 def run_schedule(run: Run) -> Schedule:
     """The schedule, also before the model is trained."""
-    if run.recipe.model.path is not None:
-        return load_model(run, "base").schedule
+    if (given := given_name(run.recipe.model)) is not None:
+        return load_model(run, given).schedule
     return _schedule(run.recipe.model.model_dump_json(), load_data(run).shape)
+
+
+def given_name(config: ModelConfig) -> str | None:
+    """The model that lends the architecture, where one is given."""
+    return "base" if config.path is not None else "start" if config.start is not None else None
 
 
 def architecture(run: Run) -> Denoiser:
     """A network of the run's architecture; its weights mean nothing."""
-    if run.recipe.model.path is not None:
-        return load_model(run, "base")
+    if (given := given_name(run.recipe.model)) is not None:
+        return load_model(run, given)
     return build(run.recipe.model, load_data(run).shape).to(default_device())
 
 
@@ -150,9 +173,30 @@ def full_tasks(run: Run, seed: int) -> list[Task]:
     return [
         Task(
             name=f"train {name}", stage="train", fn="guda.diffusion.models:train_full", args={"seed": seed},
-            makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)),
+            makes=(f"models/{name}/{CARD}",), needs=prompt_files(run), cost=float(train_evals(run)),
         )
     ]  # fmt: skip
+
+
+def prompt_files(run: Run) -> tuple[str, ...]:
+    """What must exist before a text-to-image model is trained or asked about training images."""
+    return () if run.recipe.prompts is None else (PROMPTS,)
+
+
+def training_prompts(run: Run) -> tuple[str, ...] | None:
+    """One per training image; None for a run whose model is told nothing."""
+    return None if run.recipe.prompts is None else load_prompts(run).training
+
+
+def train_model(run: Run, seed: int, checkpoint: Path, **options: Any) -> Trained:
+    """The run's architecture trained by its recipe, from its pretrained start where it has one."""
+    from guda.diffusion.training import train
+
+    data, config = load_data(run), need_training(run)
+    return train(
+        architecture(run), data.images, data.groups, config, seed=seed, checkpoint=checkpoint, tick=progress.tick,
+        prompts=training_prompts(run), fine_tune=run.recipe.model.start is not None, **options,
+    )  # fmt: skip
 
 
 def conditional_tasks(run: Run) -> list[Task]:
@@ -178,17 +222,13 @@ def train_conditional(run: Run, seed: int) -> float:
 
 
 def _train_and_keep(run: Run, name: str, seed: int, about: dict[str, Any], label_dropout: float | None = None) -> float:
-    from guda.diffusion.training import fresh, train
+    from guda.diffusion.training import fresh
 
-    data, config = load_data(run), need_training(run)
-    denoiser = architecture(run)
+    denoiser, config = architecture(run), need_training(run)
     checkpoints = run.path("checkpoints", name)
-    trained = train(
-        denoiser, data.images, data.groups, config, seed=seed, checkpoint=checkpoints, tick=progress.tick,
-        label_dropout=label_dropout,
-    )  # fmt: skip
+    trained = train_model(run, seed, checkpoints, label_dropout=label_dropout)
     if label_dropout is not None:
-        denoiser = fresh(denoiser, (), len(data.groups) + 1)
+        denoiser = fresh(denoiser, (), len(load_data(run).groups) + 1)
     model = denoiser.with_weights(trained.weights)
     with atomic_folder(run.path("models", name)) as tmp:
         model.save_pretrained(tmp)

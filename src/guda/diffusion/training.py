@@ -1,6 +1,7 @@
 """Training theta_full, its LOGO counterparts and a group-conditional twin: one loop, exact resume.
 
-E || target - network(x_t, t) ||^2 with AdamW, warm-up and cosine, clipping, and an EMA in fp32 (SPEC section 3). All
+E || target - network(x_t, t, c) ||^2 with AdamW, warm-up and cosine, clipping, and an EMA in fp32 (SPEC section 3),
+from fresh weights or from one pretrained start, which LOGO then shares with the full model. All
 randomness is a function of (key, step), so a checkpoint is weights, EMA, optimiser moments and the stream's cursor;
 a resumed run ends in the same bits as an uninterrupted one.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from guda.data.groups import Groups
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.latents import Latents, encode_all
 from guda.diffusion.noise import generator, torch_seed
 from guda.diffusion.stream import Batch, Stream
 from guda.errors import GudaError
@@ -57,12 +59,19 @@ def group_condition(
     return Cond({"class_labels": torch.from_numpy(np.where(dropped, len(groups), groups.labels[index])).to(device)})
 
 
-def to_batch(denoiser: Denoiser, x0: torch.Tensor, batch: Batch, flips: bool) -> tuple[torch.Tensor, ...]:
+def prompt_condition(
+    denoiser: Denoiser, prompts: Sequence[str], index: np.ndarray, dropout: float, key: tuple[str | int, ...]
+) -> Cond | None:
+    """Each image's prompt, or with probability `dropout` the empty one."""
+    dropped = generator(*key).random(len(index)) < dropout
+    cond = denoiser.condition(["" if d else prompts[i] for i, d in zip(index, dropped, strict=True)])
+    return None if cond is None else cond.to(denoiser.device)
+
+
+def to_batch(denoiser: Denoiser, x0: Latents, batch: Batch, flips: bool) -> tuple[torch.Tensor, ...]:
     """(x_0, t, eps, x_t) of a batch of the stream."""
-    x, t, eps = x0[batch.index], torch.from_numpy(batch.t), torch.from_numpy(batch.eps)
-    if flips:
-        flip = torch.from_numpy(batch.flip)[:, None, None, None]
-        x = torch.where(flip, x.flip(-1), x)
+    x = x0.take(batch.index, batch.flip if flips else None)
+    t, eps = torch.from_numpy(batch.t), torch.from_numpy(batch.eps)
     x, eps = x.to(denoiser.device), eps.to(denoiser.device)
     return x, t.to(denoiser.device), eps, denoiser.schedule.add_noise(x, eps, t)
 
@@ -93,33 +102,45 @@ def train(
     checkpoint: Path | None = None,
     tick: Callable[[int, int], None] = lambda done, total: None,
     label_dropout: float | None = None,
+    prompts: Sequence[str] | None = None,
+    fine_tune: bool = False,
+    latents: Latents | None = None,
 ) -> Trained:
     """Train a fresh network of `denoiser`'s architecture on all groups, or on all but `leave_out`.
 
-    With `label_dropout` it is its class-conditional twin: told each image's group, or a null label instead."""
+    `fine_tune`: start from `denoiser`'s own weights instead. `prompts`: one per image, for text-to-image models.
+    `latents`: the images encoded before. With `label_dropout` it is its class-conditional twin: told each image's
+    group, or a null label instead."""
+    if denoiser.frozen is not None and prompts is None:
+        raise GudaError("a text-to-image model is trained with one prompt per image; build them with: guda prompts")
+    start = (fine_tune, latents or encode_all(denoiser, images, config.flips), prompts)
     with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
-        return _train(denoiser, images, groups, config, seed, leave_out, coupled, checkpoint, tick, label_dropout)
+        return _train(denoiser, groups, config, seed, leave_out, coupled, checkpoint, tick, label_dropout, *start)
 
 
 def _train(
-    denoiser: Denoiser, images: np.ndarray, groups: Groups, config: TrainingConfig, seed: int, leave_out: str | None,
-    coupled: bool, checkpoint: Path | None, tick: Callable[[int, int], None], label_dropout: float | None,
+    denoiser: Denoiser, groups: Groups, config: TrainingConfig, seed: int, leave_out: str | None, coupled: bool,
+    checkpoint: Path | None, tick: Callable[[int, int], None], label_dropout: float | None, fine_tune: bool,
+    x0: Latents, prompts: Sequence[str] | None,
 ) -> Trained:  # fmt: skip
-    from diffusers.optimization import get_cosine_schedule_with_warmup
+    from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 
     key = stream_key(seed, leave_out, coupled)
-    model = fresh(denoiser, key, None if label_dropout is None else len(groups) + 1)
+    model = denoiser.clone() if fine_tune else fresh(denoiser, key, None if label_dropout is None else len(groups) + 1)
     module = model.module
     stream = Stream(
         key, groups, model.shape, model.schedule.T,
         leave_out=None if leave_out is None else groups.index(leave_out),
         exposure_matched=config.exposure_matched,
     )  # fmt: skip
-    x0 = model.encode(images)
     parameters = list(module.parameters())
     optimizer = torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
-    schedule = get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
+    schedule = (
+        get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
+        if config.schedule == "cosine"
+        else get_constant_schedule_with_warmup(optimizer, config.warmup)
+    )
     ema = None if config.ema is None else EMAModel(parameters, decay=config.ema, foreach=True)
     step, earlier = 0, 0.0
     losses: list[float] = []
@@ -135,6 +156,8 @@ def _train(
         _, t, eps, x_t = batch = to_batch(model, x0, drawn, config.flips)
         if label_dropout is not None:
             cond = group_condition(groups, drawn.index, label_dropout, (*key, "labels", step), model.device)
+        elif prompts is not None:
+            cond = prompt_condition(model, prompts, drawn.index, config.prompt_dropout, (*key, "prompts", step))
         _seed_dropout(model.device, torch_seed(*key, "dropout", step))
         loss = torch.nn.functional.mse_loss(model.raw(x_t, t, cond), model.target(batch[0], eps, t))
         optimizer.zero_grad(set_to_none=True)

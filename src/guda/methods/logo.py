@@ -15,18 +15,17 @@ from pydantic import Field, field_validator
 from guda.counterfactuals.bank import Counterfactual, file_name
 from guda.data.queries import Queries
 from guda.diffusion.models import (
-    architecture,
     drop_checkpoints,
     full_name,
     full_tasks,
-    load_data,
     need_training,
+    prompt_files,
     train_evals,
+    train_model,
 )
 from guda.engine.tasks import Task
 from guda.methods.base import get_method, method
 from guda.methods.elbo import ElboMethod
-from guda.runs import progress
 from guda.runs.recipe import Config
 from guda.runs.run import Run
 from guda.runs.store import digest
@@ -89,7 +88,7 @@ class Logo(ElboMethod):
                 Task(
                     name=f"train logo-s{seed} without {group}", stage="fit/logo", fn="guda.methods.logo:train_logo",
                     args={"seed": seed, "group": group}, makes=(self.file(seed, group),),
-                    cost=float(train_evals(self.run)),
+                    needs=prompt_files(self.run), cost=float(train_evals(self.run)),
                 )
                 for group in self.groups
             ]  # fmt: skip
@@ -120,14 +119,8 @@ class Logo(ElboMethod):
 
 
 def train_logo(run: Run, seed: int, group: str) -> float:
-    from guda.diffusion.training import train
-
     found: Any = get_method(run, "logo")
-    data = load_data(run)
     checkpoints = run.path("checkpoints", f"logo-{digest([found.folder, seed, group])}")
-    trained = train(
-        architecture(run), data.images, data.groups, need_training(run), seed=seed, leave_out=group,
-        coupled=found.config.coupled, checkpoint=checkpoints, tick=progress.tick,
-    )  # fmt: skip
+    trained = train_model(run, seed, checkpoints, leave_out=group, coupled=found.config.coupled)
     Counterfactual("weights", group, "", f"logo-s{seed}", trained.weights).save(run.path(found.file(seed, group)))
     return drop_checkpoints(checkpoints, trained.earlier)

@@ -44,8 +44,15 @@ class ModelConfig(Config):
         None,
         description="Noise schedule: KIND:STEPS[:PREDICTION] or a folder; needed unless `path` brings its own.",
     )
-    net: Literal["mlp", "unet2d"] = Field("unet2d", description="Network to train when there is no `path`.")
+    start: str | None = Field(
+        None, description="A pretrained model (folder or Hub id) that the full and LOGO models are fine-tuned from."
+    )
+    net: Literal["mlp", "unet2d", "unet2d-condition"] = Field(
+        "unet2d", description="Network to train when there is neither `path` nor `start`."
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="Constructor arguments of that network.")
+    text: Literal["minilm"] | None = Field(None, description="Text encoder of a unet2d-condition network.")
+    text_length: int = Field(32, gt=0, description="Tokens of a prompt that this network is told.")
 
 
 class TrainingConfig(Config):
@@ -53,10 +60,14 @@ class TrainingConfig(Config):
     batch: int = Field(128, gt=0, description="Images per step.")
     lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
-    warmup: int = Field(100, ge=0, description="Steps of linear warm-up; a cosine to zero follows.")
+    warmup: int = Field(100, ge=0, description="Steps of linear warm-up.")
+    schedule: Literal["cosine", "constant"] = Field("cosine", description="Learning rate after the warm-up.")
     clip: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
     ema: float | None = Field(0.9999, gt=0, lt=1, description="EMA decay of the scored weights; null scores raw ones.")
     flips: bool = Field(False, description="Random horizontal flips.")
+    prompt_dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of images trained with the empty prompt, which guidance needs."
+    )
     exposure_matched: bool = Field(
         True,
         description="Each epoch of the full model leaves out one group in turn, as LOGO always leaves out its own.",

@@ -211,7 +211,7 @@ def evaluate_round(
         return
     plan, settings = run_plan(run), run_settings(run)
     first = load_model(run, next(iter(wanted)).base)
-    part.check_shape(first.shape)
+    part.check_shape(first.image_shape)
     x0, cond = first.encode(part.images), first.condition(part.prompts)
     draws = make_draws(first, x0, part.ids, plan, round_)
     bench, name = Bench(run), part.digest[:16]

@@ -45,7 +45,10 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
     model = _check_model(recipe, data)
     schedule = (model or build(recipe.model, data.shape)).schedule
     lock = {"data_digest": data.digest, "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
-            "model": None if model is None else model.digest(), "schedule": schedule.digest}  # fmt: skip
+            "model": None, "schedule": schedule.digest}  # fmt: skip
+    if model is not None:
+        lock["model" if recipe.model.path is not None else "start"] = model.digest()
+        lock |= {} if model.frozen is None else {"frozen": model.frozen.digest()}
     make_plan(schedule, recipe.scoring, prior_density(schedule))
     if Run.exists(root):
         run = Run.open(root)
@@ -60,7 +63,7 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
 def _absolute(recipe: Recipe) -> Recipe:
     """Folders by their full path, so that the run works from any directory."""
     value = recipe.model_dump(mode="json")
-    for section, key in (("data", "source"), ("model", "path"), ("model", "scheduler")):
+    for section, key in (("data", "source"), ("model", "path"), ("model", "start"), ("model", "scheduler")):
         text = value[section][key]
         if text is not None and text not in known_sources() and Path(text).expanduser().exists():
             value[section][key] = str(Path(text).expanduser().resolve())
@@ -68,29 +71,47 @@ def _absolute(recipe: Recipe) -> Recipe:
 
 
 def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
-    if recipe.model.path is None:
-        if recipe.training is None:
-            raise GudaError("no model: give --model FOLDER, or a recipe with a `training` section for `guda train`")
-        _try(build(recipe.model, data.shape), "model.options")
+    if recipe.model.path is not None and recipe.model.start is not None:
+        raise GudaError("model.path is a finished model and model.start one to fine-tune; give one of them")
+    if recipe.model.path is None and recipe.training is None:
+        raise GudaError("no model: give --model FOLDER, or a recipe with a `training` section for `guda train`")
+    if (path := recipe.model.path or recipe.model.start) is None:
+        model = build(recipe.model, data.shape)
+        _check_told(recipe, model, data)
+        _try(model, "model.options")
         return None
-    model = Denoiser.from_pretrained(recipe.model.path, recipe.model.scheduler)
-    if model.shape != data.shape:
-        (c, h, w), (dc, dh, dw) = model.shape, data.shape
+    model = Denoiser.from_pretrained(path, recipe.model.scheduler)
+    _check_told(recipe, model, data)
+    if model.image_shape != data.shape:
+        (c, h, w), (dc, dh, dw) = model.image_shape, data.shape
         fix = f"give --size {h}" if (dh, dw) != (h, w) else f"the model wants {c} channel(s), the images have {dc}"
         raise GudaError(f"the model takes {w}x{h} images of {c} channel(s), the data are {dw}x{dh} of {dc}; {fix}")
-    _try(model, str(recipe.model.path))
+    _try(model, path)
     return model
+
+
+def _check_told(recipe: Recipe, model: Denoiser, data: ImageData) -> None:
+    """Prompts are for text-to-image models, are made of what the images show, and training needs them."""
+    if recipe.prompts is not None and model.frozen is None:
+        raise GudaError(f"the recipe has a `prompts` section, but the model is {model.kind}; remove the section")
+    if recipe.prompts is not None and data.contents is None:
+        raise GudaError(
+            "prompts name what each image shows: give data.content_by, e.g. level:2 for style/object/*.jpg folders"
+        )
+    if recipe.prompts is None and model.frozen is not None and recipe.training is not None:
+        raise GudaError("a text-to-image model is trained with prompts: the recipe needs a `prompts` section")
 
 
 def _try(model: Denoiser, where: str) -> None:
     """One image through the network: a U-Net cannot halve every size as often as it has levels."""
     import torch
 
-    if model.conditional:
+    if model.n_classes is not None:
         return
     try:
         with torch.inference_mode():
-            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long))
+            told = None if model.frozen is None else model.condition([""])
+            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long), told)
     except RuntimeError as e:
         size = "x".join(str(n) for n in model.shape[1:])
         reason = str(e).splitlines()[0]

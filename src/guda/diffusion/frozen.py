@@ -1,0 +1,87 @@
+"""What stands around a text-to-image network and never moves: the VAE before it, the text encoder beside it, and how
+the network wants to be called.
+
+A Denoiser with a `frozen` part lives in latent space (x_0 = posterior mean of the VAE x its scaling factor, SPEC
+section 2) and is told prompts. One class per kind of pipeline; training, unlearning and scoring see none of this.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from guda.diffusion.cond import Cond
+from guda.errors import GudaError
+
+KEPT = 20_000  # embeddings of prompts held in memory; anchors draw the same few thousand again and again
+
+
+class Frozen(ABC):
+    image_shape: tuple[int, int, int]  # of a picture, pixels
+    shape: tuple[int, int, int]  # of x_0, what the network sees
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, torch.Tensor]] = {}
+
+    @abstractmethod
+    def encode(self, images: np.ndarray) -> torch.Tensor:
+        """uint8 [n, C, H, W] -> x_0, float32 on the CPU; an image's latent does not depend on its neighbours."""
+
+    @abstractmethod
+    def decode(self, x0: torch.Tensor) -> np.ndarray:
+        """x_0 -> uint8 [n, C, H, W]."""
+
+    @abstractmethod
+    def embed(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What the text encoder says of each prompt: named tensors [n, ...] on the CPU, arguments of `call`."""
+
+    @abstractmethod
+    def call(self, module: nn.Module, x_t: torch.Tensor, t: torch.Tensor, cond: Cond) -> torch.Tensor:
+        """The network's native output; t is the schedule's index."""
+
+    @abstractmethod
+    def source(self) -> dict[str, Any]:
+        """Where to find it again, as JSON: kept beside a trained network instead of a copy of gigabytes."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Identity of everything that decides latents and embeddings."""
+
+    def to(self, device: torch.device | str) -> None:  # noqa: B027  a frozen part may have no weights
+        """Moves what computes."""
+
+    def condition(self, prompts: Sequence[str]) -> Cond:
+        """One row per prompt; each text is embedded once and remembered."""
+        new = [p for p in dict.fromkeys(prompts) if p not in self._known]
+        if len(self._known) + len(new) > KEPT:
+            self._known.clear()
+            new = list(dict.fromkeys(prompts))
+        if new:
+            self.remember(new, self.embed(new))
+        rows = [self._known[p] for p in prompts]
+        return Cond({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+
+    def remember(self, prompts: Sequence[str], tensors: dict[str, torch.Tensor]) -> None:
+        """Embeddings computed before, from a cache on disk."""
+        for i, prompt in enumerate(prompts):
+            self._known[prompt] = {name: value[i] for name, value in tensors.items()}
+
+    def check_images(self, images: np.ndarray) -> None:
+        if tuple(images.shape[1:]) != self.image_shape:
+            c, h, w = self.image_shape
+            found = "x".join(str(n) for n in images.shape[1:])
+            raise GudaError(f"the model takes pictures of {c}x{h}x{w} (channels, height, width), got {found}")
+
+
+def from_source(value: dict[str, Any], image_shape: Sequence[int] | None = None) -> Frozen:
+    """The frozen part that `source()` described."""
+    if value.get("kind") == "words":
+        from guda.diffusion.frozen_words import Words
+
+        return Words(value["encoder"], value["length"], value["image_shape"])
+    raise GudaError(f"unknown frozen part {value.get('kind')!r}; written by a newer guda?")
