@@ -38,19 +38,13 @@ def _clip_text(tokenizer: Any, projected: bool, width: int = 16) -> Any:
 
 
 def _t5() -> tuple[Any, Any]:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+    from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
-    texts = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -9.0), *((c, -2.0) for c in "▁abcdefghijklmnopqrstuvwxyz,")]
-    raw = Tokenizer(models.Unigram(texts, unk_id=2))
-    raw.pre_tokenizer = pre_tokenizers.Metaspace()
-    raw.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=512
+    letters = "▁abcdefghijklmnopqrstuvwxyz,"
+    tokenizer = T5Tokenizer(
+        vocab=[("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -9.0), *((c, -2.0) for c in letters)], extra_ids=0
     )
-    config = T5Config(
-        vocab_size=len(texts), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2, is_encoder_decoder=False
-    )
+    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2, is_encoder_decoder=False)
     return tokenizer, T5EncoderModel(config).eval()
 
 
@@ -75,8 +69,6 @@ def _unet(**options: Any) -> Any:
            "attention_head_dim": 4, "norm_num_groups": 4}
         | options
     ).eval()  # fmt: skip
-
-
 
 
 def sd(prediction: str = "epsilon", seed: int = 0, **unet: Any) -> Any:
@@ -147,3 +139,16 @@ KINDS: dict[str, Callable[[], Any]] = {
 def save(kind: str, folder: Path) -> Path:
     KINDS[kind]().save_pretrained(str(folder), safe_serialization=True)
     return folder
+
+
+def read(folder: Path) -> Any:
+    """The pipeline as diffusers reads it."""
+    import json
+
+    from diffusers import DiffusionPipeline
+
+    index = json.loads((folder / "model_index.json").read_text())
+    absent = {name: None for name, value in index.items() if value == [None, None]}
+    pipe = DiffusionPipeline.from_pretrained(str(folder), **absent)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe

@@ -42,7 +42,7 @@ class Frozen(ABC):
 
     @abstractmethod
     def call(self, module: nn.Module, x_t: torch.Tensor, t: torch.Tensor, cond: Cond) -> torch.Tensor:
-        """The network's native output; t is the schedule's index."""
+        """The network's native output; t is what the network is told (`Schedule.network_time`)."""
 
     @abstractmethod
     def source(self) -> dict[str, Any]:
@@ -66,6 +66,10 @@ class Frozen(ABC):
         rows = [self._known[p] for p in prompts]
         return Cond({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
 
+    def unconditional(self, n: int) -> Cond:
+        """What guidance moves away from in generating: the empty prompt, n times."""
+        return self.condition([""] * n)
+
     def remember(self, prompts: Sequence[str], tensors: dict[str, torch.Tensor]) -> None:
         """Embeddings computed before, from a cache on disk."""
         for i, prompt in enumerate(prompts):
@@ -75,7 +79,8 @@ class Frozen(ABC):
         if tuple(images.shape[1:]) != self.image_shape:
             c, h, w = self.image_shape
             found = "x".join(str(n) for n in images.shape[1:])
-            raise GudaError(f"the model takes pictures of {c}x{h}x{w} (channels, height, width), got {found}")
+            fix = f"give --size {h}" if images.shape[2:] != (h, w) else f"set data.mode: {'RGB' if c == 3 else 'L'}"
+            raise GudaError(f"the model takes pictures of {c}x{h}x{w} (channels, height, width), got {found}; {fix}")
 
 
 def from_source(value: dict[str, Any], image_shape: Sequence[int] | None = None) -> Frozen:
@@ -84,4 +89,8 @@ def from_source(value: dict[str, Any], image_shape: Sequence[int] | None = None)
         from guda.diffusion.frozen_words import Words
 
         return Words(value["encoder"], value["length"], value["image_shape"])
+    if value.get("kind") == "pipeline":
+        from guda.diffusion.pipelines import frozen_of
+
+        return frozen_of(value["path"], value.get("lora"))
     raise GudaError(f"unknown frozen part {value.get('kind')!r}; written by a newer guda?")
