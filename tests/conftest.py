@@ -77,7 +77,7 @@ def make_images() -> Callable[..., ImageData]:
 
 @pytest.fixture(scope="session")
 def tiny_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """tiny_pipeline("sd" | "sd-v" | "sdxl" | "sd3" | "sd3-t5"): folder of a saved pipeline; built once, not to change."""
+    """tiny_pipeline("sd" | "sd-v" | "sdxl" | "sd3" | "sd3-t5"): a saved pipeline's folder, built once."""
     made: dict[str, Path] = {}
 
     def build(kind: str) -> Path:

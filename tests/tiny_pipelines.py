@@ -121,9 +121,11 @@ def sd3(t5: bool = False, seed: int = 2) -> Any:
         )  # fmt: skip
         tokenizer_3, text_encoder_3 = _t5() if t5 else (None, None)
         return StableDiffusion3Pipeline(
-            transformer=transformer.eval(), vae=_vae(shift_factor=0.05, use_quant_conv=False, use_post_quant_conv=False),
+            transformer=transformer.eval(),
+            vae=_vae(shift_factor=0.05, use_quant_conv=False, use_post_quant_conv=False),
             text_encoder=_clip_text(one, True), text_encoder_2=_clip_text(two, True), text_encoder_3=text_encoder_3,
-            tokenizer=one, tokenizer_2=two, tokenizer_3=tokenizer_3, scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            tokenizer=one, tokenizer_2=two, tokenizer_3=tokenizer_3,
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Text-to-image pipelines behind Denoiser, against the pipelines of diffusers themselves, loaded from the same folder."""
+"""Text-to-image pipelines behind Denoiser, against diffusers' own pipelines loaded from the same folder."""
 
 import json
 import shutil
@@ -140,7 +140,8 @@ def test_digest_names_weights_tokens_and_size_but_not_the_place(
     assert frozen is not None
     copy = tmp_path / "copy"
     shutil.copytree(tiny_pipeline("sd"), copy)
-    assert (again := Denoiser.from_pretrained(copy).frozen) is not None
+    again = Denoiser.from_pretrained(copy).frozen
+    assert again is not None
     assert again.digest() == frozen.digest()
     again.to("cpu")
     assert again.digest() == frozen.digest()
