@@ -12,7 +12,7 @@ loss on images it does not train on says when to stop.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,7 +25,10 @@ from guda.counterfactuals.holdout import BATCHES, Patience, split
 from guda.counterfactuals.packing import Store
 from guda.counterfactuals.student import Student
 from guda.data.images import ImageData
+from guda.data.prompts import Prompts
+from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.latents import Latents, encode_all
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.runs.recipe import Config
@@ -87,6 +90,19 @@ class Half:
     eps: torch.Tensor
     x_t: torch.Tensor
     key: tuple[str | int, ...] = ()  # of its noise, for an operator that needs more of it
+    cond: Cond | None = None  # what a conditional model is told of these images
+    prompts: tuple[str, ...] = ()  # the same as text
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The training images as the model sees them and what it is told of each."""
+
+    latents: Latents
+    prompts: Sequence[str] | None = None  # one per image
+
+    def told(self, index: np.ndarray) -> tuple[str, ...]:
+        return () if self.prompts is None else tuple(self.prompts[i] for i in index)
 
 
 @dataclass(frozen=True)
@@ -98,16 +114,18 @@ class Side:
     size: int
     times: tuple[int, int]
 
-    def draw(self, teacher: Denoiser, x0: torch.Tensor, config: Any, group: str, *when: str | int) -> Half:
+    def draw(self, teacher: Denoiser, inputs: Inputs, config: Any, group: str, *when: str | int) -> Half:
         key = (config.seed, "unlearn", group, self.name, *when)
         g = generator(*key)
-        x = x0[g.choice(self.members, self.size, replace=self.size > len(self.members))].to(teacher.device)
+        index = g.choice(self.members, self.size, replace=self.size > len(self.members))
         t = torch.from_numpy(g.integers(*self.times, self.size))
-        eps = torch.from_numpy(g.standard_normal(x.shape, dtype=np.float32)).to(teacher.device)
-        if flips(config):
-            flip = torch.from_numpy(g.random(self.size) < 0.5).to(teacher.device)
-            x = torch.where(flip[:, None, None, None], x.flip(-1), x)
-        return Half(x, t.to(teacher.device), eps, teacher.schedule.add_noise(x, eps, t), key)
+        eps = torch.from_numpy(g.standard_normal((self.size, *teacher.shape), dtype=np.float32)).to(teacher.device)
+        x = inputs.latents.take(index, g.random(self.size) < 0.5 if flips(config) else None).to(teacher.device)
+        x_t = teacher.schedule.add_noise(x, eps, t)
+        told = inputs.told(index)
+        cond = teacher.condition(told) if told else None
+        cond = None if cond is None else cond.to(teacher.device)
+        return Half(x, t.to(teacher.device), eps, x_t, key, cond, told)
 
 
 class Operator(ABC):
@@ -118,6 +136,7 @@ class Operator(ABC):
     Config: ClassVar[type[UnlearnConfig]] = UnlearnConfig
     conditional: ClassVar[bool | None] = False  # False: unconditional models only; True: conditional only; None: any
     needs_conditional: ClassVar[bool] = False  # made with a fifth argument: a group-conditional Denoiser, null label
+    needs_prompts: ClassVar[bool] = False  # made with a fifth argument: the Prompts of the data
     regroupable: ClassVar[bool] = True  # False: it needs the data's own groups, so random ones cannot be unlearned
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
@@ -140,8 +159,8 @@ class Operator(ABC):
 
     def preserve(self, student: Denoiser, retain: Half) -> torch.Tensor:
         with torch.no_grad():
-            target = self.teacher.eps(retain.x_t, retain.t)
-        return torch.nn.functional.mse_loss(student.eps(retain.x_t, retain.t), target)
+            target = self.teacher.eps(retain.x_t, retain.t, retain.cond)
+        return torch.nn.functional.mse_loss(student.eps(retain.x_t, retain.t, retain.cond), target)
 
     def loss(self, student: Denoiser, forget: Half, retain: Half) -> torch.Tensor:
         return self.config.lambda_forget * self.forget(student, forget) + self.config.lambda_preserve * self.preserve(
@@ -186,15 +205,24 @@ def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
 
 
 def make_operator(
-    operator_id: str, teacher: Denoiser, data: ImageData, group: str, config: Any, conditional: Denoiser | None = None
+    operator_id: str,
+    teacher: Denoiser,
+    data: ImageData,
+    group: str,
+    config: Any,
+    conditional: Denoiser | None = None,
+    prompts: Prompts | None = None,
 ) -> Operator:
     """The operator for one group, refused where it is not defined."""
     cls = OPERATORS[operator_id]
     if cls.conditional is not None and cls.conditional != teacher.conditional:
         kind = "conditional" if teacher.conditional else "unconditional"
         known = [i for i, o in OPERATORS.items() if o.conditional in (None, teacher.conditional)]
-        there = f"use {' or '.join(known)}" if known else "and no operator is yet; give an unconditional one"
-        raise GudaError(f"{operator_id} is not defined for {kind} models, {there}")
+        raise GudaError(f"{operator_id} is not defined for {kind} models, use {' or '.join(known)}")
+    if cls.needs_prompts:
+        if prompts is None or teacher.frozen is None:
+            raise GudaError(f"{operator_id} redirects prompts: it needs a text-to-image model and prompts=...")
+        return cls(teacher, data, group, config, prompts)  # type: ignore[call-arg]
     if not cls.needs_conditional:
         if conditional is not None:
             raise GudaError(f"{operator_id} has no use for a conditional model; leave `conditional` out")
@@ -214,12 +242,14 @@ def unlearn_group(
     tick: Callable[[int, int], None] = lambda done, total: None,
     conditional: Denoiser | None = None,
     notes: dict[str, Any] | None = None,
+    prompts: Prompts | None = None,
+    latents: Latents | None = None,
 ) -> Counterfactual:
     """theta_full with `group` unlearned. `notes` is filled with what is worth knowing of the fit: steps taken, ..."""
     from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 
-    rule = make_operator(operator_id, teacher, data, group, config, conditional)
+    rule = make_operator(operator_id, teacher, data, group, config, conditional, prompts)
     student = Student(teacher, config, group)
     optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=0.0, fused=True)
     schedule = (
@@ -228,11 +258,13 @@ def unlearn_group(
         else get_constant_schedule_with_warmup(optimizer, config.warmup)
     )
     ema = None if config.average is None else EMAModel(student.parameters, decay=config.average, foreach=True)
-    x0 = teacher.encode(data.images)
+    inputs = Inputs(
+        latents or encode_all(teacher, data.images, flips(config)), None if prompts is None else prompts.training
+    )
     sides, held = make_sides(rule, config)
 
     def halves(sides: list[Side], *when: str | int) -> list[Half]:
-        return [side.draw(teacher, x0, config, group, *when) for side in sides]
+        return [side.draw(teacher, inputs, config, group, *when) for side in sides]
 
     def current() -> list[torch.Tensor]:
         """What would be kept if this step were the last."""

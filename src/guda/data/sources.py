@@ -54,6 +54,13 @@ def _fashion_mnist(size: int | None = None) -> ImageData:
     return load_fashion(size)
 
 
+@source("emoji")
+def _emoji(size: int | None = None) -> ImageData:
+    from guda.data.emoji import load_emoji
+
+    return load_emoji(size)
+
+
 def load_source(
     name_or_path: str,
     *,

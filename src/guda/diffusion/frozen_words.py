@@ -1,7 +1,8 @@
 """Words beside a pixel-space network: token embeddings of a small text encoder, no VAE.
 
-For text-to-image models small enough for a laptop (the emoji benchmark): x_0 is the image itself in [-1, 1], and a
-UNet2DConditionModel attends to the encoder's last hidden states, padding masked out.
+For text-to-image models small enough for a laptop (the emoji benchmark): x_0 is the image itself in [-1, 1], its
+patches of p x p pixels laid out as channels (a permutation: norms, noise and nats stay those of the pixels, and the
+network is p^2 times cheaper). A UNet2DConditionModel attends to the text encoder's last hidden states, padding masked.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ def text_width(encoder: str) -> int:
 
 
 class Words(Frozen):
-    def __init__(self, encoder: str, length: int, image_shape: Sequence[int]) -> None:
+    def __init__(self, encoder: str, length: int, image_shape: Sequence[int], patch: int = 1) -> None:
         super().__init__()
         text_width(encoder)
-        self.encoder, self.length = encoder, int(length)
+        self.encoder, self.length, self.patch = encoder, int(length), int(patch)
         c, h, w = (int(n) for n in image_shape)
-        self.image_shape = self.shape = (c, h, w)
+        if h % patch or w % patch:
+            raise GudaError(f"model.patch {patch} does not divide pictures of {w}x{h} pixels; choose another")
+        self.image_shape, self.shape = (c, h, w), (c * patch * patch, h // patch, w // patch)
 
     def encode(self, images: np.ndarray) -> torch.Tensor:
         self.check_images(images)
-        return torch.from_numpy(to_float(images))
+        return torch.nn.functional.pixel_unshuffle(torch.from_numpy(to_float(images)), self.patch)
 
     def decode(self, x0: torch.Tensor) -> np.ndarray:
-        return to_uint8(x0.detach().cpu().numpy())
+        return to_uint8(torch.nn.functional.pixel_shuffle(x0.detach().cpu(), self.patch).numpy())
 
     def embed(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
         from guda.data.text import minilm_tokens
@@ -55,7 +58,8 @@ class Words(Frozen):
         return module(x_t, t, **cond.tensors).sample
 
     def source(self) -> dict[str, Any]:
-        return {"kind": "words", "encoder": self.encoder, "length": self.length, "image_shape": list(self.image_shape)}
+        told = {"encoder": self.encoder, "length": self.length, "patch": self.patch}
+        return {"kind": "words", **told, "image_shape": list(self.image_shape)}
 
     def digest(self) -> str:
         return digest(self.source(), 64)

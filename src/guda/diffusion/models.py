@@ -66,8 +66,10 @@ def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
 
             from guda.diffusion.frozen_words import Words, text_width
 
-            frozen = Words(config.text or "minilm", config.text_length, shape)
-            module = UNet2DConditionModel(**({"cross_attention_dim": text_width(frozen.encoder)} | options))
+            frozen = Words(config.text or "minilm", config.text_length, shape, config.patch)
+            inside = {"sample_size": frozen.shape[1], "in_channels": frozen.shape[0], "out_channels": frozen.shape[0]}
+            told = {"cross_attention_dim": text_width(frozen.encoder)}
+            module = UNet2DConditionModel(**(inside | told | config.options))
         else:
             from diffusers import UNet2DModel
 
@@ -75,7 +77,7 @@ def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
     except (TypeError, ValueError, RuntimeError) as e:
         raise GudaError(f"model.options do not make a {config.net} network: {str(e).splitlines()[0]}") from None
     denoiser = Denoiser.from_module(module, make_scheduler(config.scheduler), frozen=frozen)
-    if denoiser.shape != tuple(shape):
+    if denoiser.shape != (tuple(shape) if frozen is None else frozen.shape):
         raise GudaError(f"model.options make a network for {denoiser.shape}, the images are {tuple(shape)}")
     return denoiser
 

@@ -1,70 +1,118 @@
-"""The query set a recipe asks for: samples of the run's own model, drawn in resumable blocks."""
+"""The query set a recipe asks for: samples of the run's own model, drawn in resumable blocks.
+
+Unconditional models: `n` ancestral samples. Text-to-image models: one picture of every chosen object in every style
+that is asked about, by its evaluation prompt (SPEC sections 5 and 6).
+"""
 
 from __future__ import annotations
 
+from guda.data.prompts import load_prompts
 from guda.data.queries import Queries
-from guda.diffusion.models import load_model, model_digest, model_files, run_schedule
+from guda.diffusion.models import load_data, load_model, model_digest, model_files, prompt_files, run_schedule
+from guda.diffusion.noise import generator
 from guda.diffusion.sampling import sample, sample_id
 from guda.engine.tasks import Task
+from guda.errors import GudaError
 from guda.runs import progress
 from guda.runs.recipe import QueriesConfig
 from guda.runs.run import Run
 from guda.runs.store import digest, read_tensors, write_tensors
 
 BLOCK = 64  # images sampled together; part of what makes them
+TEXT_BLOCK = 16  # guidance doubles it, and these networks are large
+TEXT_STEPS = 50
 
 
-def set_name(config: QueriesConfig) -> str:
+def set_name(run: Run, config: QueriesConfig) -> str:
     """Says what is in it, so that another recipe's samples are another set."""
     steps = f"-t{config.steps}" if config.steps else ""
-    return f"samples-s{config.seed}-n{config.n}{steps}"
+    if run.recipe.prompts is None:
+        return f"samples-s{config.seed}-n{config.n}{steps}"
+    asked = run.recipe.scoring.groups
+    groups = "" if asked is None else f"-{digest(list(asked), 6)}"
+    return f"prompts-s{config.seed}-o{config.objects or 'all'}-g{config.guidance:g}{steps}{groups}"
+
+
+def prompt_list(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
+    """(id, prompt) of every picture; the objects are the same for all styles, other ones under another seed."""
+    data = load_data(run)
+    if data.contents is None:
+        raise GudaError(f"{run.root}: the images have no contents, so there are no evaluation prompts")
+    names = sorted(set(data.contents))
+    if config.objects is not None:
+        if config.objects > len(names):
+            raise GudaError(f"queries.objects = {config.objects}, but the images show {len(names)} objects")
+        names = sorted(generator(config.seed, "objects").permutation(names)[: config.objects].tolist())
+    groups = run.recipe.scoring.groups or data.groups.names
+    found = load_prompts(run).evaluation
+    wanted = [(style, name) for style in groups for name in names if (style, name) in found]
+    return [(f"{style}/{name}".replace(" ", "-"), found[style, name]) for style, name in wanted]
+
+
+def _block(run: Run) -> int:
+    return BLOCK if run.recipe.prompts is None else TEXT_BLOCK
+
+
+def _count(run: Run, config: QueriesConfig) -> int:
+    return config.n if run.recipe.prompts is None else len(prompt_list(run, config))
 
 
 def _part(run: Run, config: QueriesConfig, number: int) -> str:
+    if run.recipe.prompts is not None:
+        return f"artifacts/{set_name(run, config)}/{number:05d}.safetensors"
     # n is not part of the name: more samples keep those drawn
     return f"artifacts/samples-{digest([config.seed, config.steps, BLOCK], 8)}/{number:05d}.safetensors"
 
 
 def sample_tasks(run: Run, config: QueriesConfig) -> list[Task]:
-    if run.has(f"queries/{set_name(config)}/index.json"):
+    if run.has(f"queries/{set_name(run, config)}/index.json"):
         return []
-    steps = config.steps or run_schedule(run).T
+    told = run.recipe.prompts is not None
+    steps = config.steps or (TEXT_STEPS if told else run_schedule(run).T)
+    block = _block(run)
     return [
         Task(
             name=f"sample block {number}", stage="sample", fn="guda.diffusion.queries:sample_block",
-            args={"seed": config.seed, "steps": config.steps, "number": number},
-            makes=(_part(run, config, number),), needs=model_files(run, "base"),
-            cost=float(BLOCK * steps),
+            args={"config": config.model_dump(mode="json"), "number": number},
+            makes=(_part(run, config, number),), needs=model_files(run, "base") + prompt_files(run),
+            cost=float(block * steps * (2 if told else 1)),
         )
-        for number in range(-(-config.n // BLOCK))
+        for number in range(-(-_count(run, config) // block))
     ]  # fmt: skip
 
 
-def sample_block(run: Run, seed: int, steps: int | None, number: int) -> None:
+def sample_block(run: Run, config: dict[str, object], number: int) -> None:
     import torch
 
-    config = QueriesConfig(n=1, seed=seed, steps=steps)
-    indices = range(number * BLOCK, (number + 1) * BLOCK)
-    images = sample(
-        load_model(run, "base"),
-        indices,
-        seed=config.seed,
-        steps=config.steps,
-        block=BLOCK,
-        tick=progress.tick,
-    )
+    asked = QueriesConfig.model_validate(config)
+    model, block = load_model(run, "base"), _block(run)
+    if run.recipe.prompts is None:
+        indices = range(number * block, (number + 1) * block)
+        images = sample(model, indices, seed=asked.seed, steps=asked.steps, block=block, tick=progress.tick)
+    else:
+        from guda.diffusion.generate import generate
+
+        prompts = [prompt for _, prompt in prompt_list(run, asked)[number * block : (number + 1) * block]]
+        images = generate(
+            model, prompts, seed=asked.seed, steps=asked.steps or TEXT_STEPS, guidance=asked.guidance, block=block,
+            tick=progress.tick,
+        )  # fmt: skip
     header = {"model": model_digest(run, "base")}
-    write_tensors(run.path(_part(run, config, number)), {"images": torch.from_numpy(images)}, header)
+    write_tensors(run.path(_part(run, asked, number)), {"images": torch.from_numpy(images)}, header)
 
 
 def collect_samples(run: Run, config: QueriesConfig) -> str:
     """Publish the drawn blocks as a query set of the run; returns its name."""
     import numpy as np
 
-    name = set_name(config)
+    name = set_name(run, config)
     if not run.has(f"queries/{name}/index.json"):
-        parts = [read_tensors(run.path(_part(run, config, k)))[0]["images"] for k in range(-(-config.n // BLOCK))]
-        images = np.concatenate([p.numpy() for p in parts])[: config.n]
-        ids = tuple(sample_id(config.seed, i) for i in range(config.n))
-        Queries(ids, images, None, name).save(run.path("queries", name))
+        count = _count(run, config)
+        parts = [read_tensors(run.path(_part(run, config, k)))[0]["images"] for k in range(-(-count // _block(run)))]
+        images = np.concatenate([p.numpy() for p in parts])[:count]
+        if run.recipe.prompts is None:
+            ids, prompts = tuple(sample_id(config.seed, i) for i in range(count)), None
+        else:
+            ids, prompts = (tuple(column) for column in zip(*prompt_list(run, config), strict=True))
+        Queries(ids, images, prompts, name).save(run.path("queries", name))
     return name

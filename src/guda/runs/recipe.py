@@ -1,6 +1,6 @@
 """The recipe: everything a run is made from, as one YAML file.
 
-Sections `data`, `model` and `training` are locked once a run exists, because every artifact depends on them;
+Sections `data`, `prompts`, `model` and `training` are locked once a run exists, as every artifact depends on them;
 `methods`, `queries`, `scoring` and `evaluation` may be edited later: what they make is stored under names derived
 from their values, so nothing stale is ever used. Field descriptions are the documentation.
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from guda.errors import GudaError
 
-LOCKED = ("data", "model", "training")
+LOCKED = ("data", "prompts", "model", "training")
 
 
 class Config(BaseModel):
@@ -38,6 +38,48 @@ class DataConfig(Config):
     limit_per_group: int | None = Field(None, gt=0, description="Keep at most this many images of each group.")
 
 
+class PromptsConfig(Config):
+    source: Literal["file", "similarity", "vlm"] = Field(
+        "similarity", description="Who describes the styles: ready lists, words picked by similarity, or a VLM."
+    )
+    path: str | None = Field(
+        None,
+        description="file: the lists (.json, .yaml or .jsonl). similarity: words to pick from, one a line; default: ours.",
+    )
+    lists: dict[str, tuple[str, ...]] | None = Field(
+        None, description="file: the descriptors of every style right here instead of in a file."
+    )
+    encoder: str | None = Field(
+        None, description="similarity: `statistics` of the pixels (default) or `clip:NAME_OR_PATH`."
+    )
+    model: str | None = Field(None, description="vlm: name or folder; default Qwen/Qwen2.5-VL-7B-Instruct.")
+    images_per_style: int = Field(50, gt=0, description="Images of each style that are described.")
+    words_per_image: int = Field(5, gt=0, description="similarity, vlm: descriptors of one image.")
+    alpha: float = Field(0.5, ge=0, le=1, description="Penalty for sharing: score = freq / support^alpha.")
+    min_freq: int = Field(2, gt=0, description="A style counts as support of a descriptor from so many images on.")
+    max_support: int = Field(20, gt=0, description="Descriptors of more styles than this are dropped.")
+    vocabulary: int = Field(5, gt=0, description="Descriptors a style keeps.")
+    per_prompt: int = Field(3, gt=0, description="Descriptors in one prompt.")
+    seed: int = Field(0, ge=0, description="Seed of the described images, templates and descriptors.")
+
+    @model_validator(mode="after")
+    def _together(self) -> PromptsConfig:
+        if self.source == "file" and (self.path is None) == (self.lists is None):
+            raise ValueError(
+                "source `file` needs path (a .json, .yaml or .jsonl with every style's descriptors) or lists"
+            )
+        if self.source != "file" and self.lists is not None:
+            raise ValueError(f"lists belong to source `file`, the source is `{self.source}`")
+        for field, owner in (("encoder", "similarity"), ("model", "vlm")):
+            if getattr(self, field) is not None and self.source != owner:
+                raise ValueError(f"{field} belongs to source `{owner}`, the source is `{self.source}`")
+        if self.source == "vlm" and self.path is not None:
+            raise ValueError("path belongs to sources `file` and `similarity`, the source is `vlm`")
+        if self.per_prompt > self.vocabulary:
+            raise ValueError(f"per_prompt ({self.per_prompt}) is more than vocabulary ({self.vocabulary})")
+        return self
+
+
 class ModelConfig(Config):
     path: str | None = Field(None, description="A trained diffusers model (folder or Hub id); none: `guda train`.")
     scheduler: str | None = Field(
@@ -53,6 +95,7 @@ class ModelConfig(Config):
     options: dict[str, Any] = Field(default_factory=dict, description="Constructor arguments of that network.")
     text: Literal["minilm"] | None = Field(None, description="Text encoder of a unet2d-condition network.")
     text_length: int = Field(32, gt=0, description="Tokens of a prompt that this network is told.")
+    patch: int = Field(1, gt=0, description="A unet2d-condition network sees patches of this many pixels as channels.")
 
 
 class TrainingConfig(Config):
@@ -77,9 +120,15 @@ class TrainingConfig(Config):
 
 
 class QueriesConfig(Config):
-    n: int = Field(200, gt=0, description="Samples to draw from the full model.")
-    seed: int = Field(0, ge=0, description="Seed of the samples.")
-    steps: int | None = Field(None, gt=0, description="Sampler steps; default: the schedule's own number.")
+    n: int = Field(200, gt=0, description="Samples to draw from the full model; text-to-image: see `objects`.")
+    seed: int = Field(0, ge=0, description="Seed of the samples; text-to-image: every picture starts from it.")
+    steps: int | None = Field(
+        None, gt=0, description="Sampler steps; default: the schedule's own number, text-to-image 50."
+    )
+    objects: int | None = Field(
+        None, gt=0, description="Text-to-image: one picture of so many objects in every style; default: of all objects."
+    )
+    guidance: float = Field(7.5, ge=0, description="Text-to-image: classifier-free guidance; scoring uses none.")
 
 
 class ScoringConfig(Config):
@@ -97,6 +146,9 @@ class ScoringConfig(Config):
     seed: int = Field(0, ge=0, description="Seed of the scoring noise.")
     block: int = Field(256, gt=0, description="Images per network call (short blocks are padded).")
     shard: int = Field(32, gt=0, description="Queries per task; belongs to the run, not to the machine.")
+    groups: tuple[str, ...] | None = Field(
+        None, min_length=2, description="Fit and score these groups only; training keeps all. Default: every group."
+    )
     drift: Literal["keep", "subtract"] = Field(
         "keep", description="subtract: unlearned scores less what unlearning does to other groups' training images."
     )
@@ -115,6 +167,7 @@ class EvaluationConfig(Config):
 class Recipe(Config):
     name: str = Field(description="What this experiment is called.")
     data: DataConfig = Field(description="The training images and their groups.")
+    prompts: PromptsConfig | None = Field(None, description="Prompts of a text-to-image model: who describes styles.")
     model: ModelConfig = Field(ModelConfig(), description="The model to explain, given or trained here.")  # type: ignore[call-arg]
     training: TrainingConfig | None = Field(None, description="How the full and LOGO models are trained.")
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Method id -> its settings.")

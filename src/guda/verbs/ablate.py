@@ -147,7 +147,7 @@ def ablate(run: Run, ablation: Ablation, engine: Engine, queries: str | None = N
 
 def table_path(run: Run, table: SweepFile) -> Path:
     """Of the recipe's queries under the plain name, of others with theirs."""
-    other = "" if table.queries == set_name(run.recipe.queries) else f"-{table.queries}"
+    other = "" if table.queries == set_name(run, run.recipe.queries) else f"-{table.queries}"
     return run.path("ablations", f"{table.name}{other}.json")
 
 

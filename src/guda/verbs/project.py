@@ -63,10 +63,15 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
 def _absolute(recipe: Recipe) -> Recipe:
     """Folders by their full path, so that the run works from any directory."""
     value = recipe.model_dump(mode="json")
-    for section, key in (("data", "source"), ("model", "path"), ("model", "start"), ("model", "scheduler")):
-        text = value[section][key]
-        if text is not None and text not in known_sources() and Path(text).expanduser().exists():
-            value[section][key] = str(Path(text).expanduser().resolve())
+    for section, key in (
+        ("data", "source"), ("model", "path"), ("model", "start"), ("model", "scheduler"),
+        ("prompts", "path"), ("prompts", "encoder"), ("prompts", "model"),
+    ):  # fmt: skip
+        given = (value[section] or {}).get(key) or ""
+        clip = "clip:" if key == "encoder" else ""
+        text = given.removeprefix(clip) if given.startswith(clip) else ""  # `statistics` is no folder
+        if text and text not in known_sources() and Path(text).expanduser().exists():
+            value[section][key] = f"{clip}{Path(text).expanduser().resolve()}"
     return Recipe.from_dict(value, "the recipe")
 
 

@@ -62,7 +62,7 @@ def choose_queries(run: Run, queries: str | None = None) -> str:
     """A set of the run by name; default: the recipe's samples, else the only set there is that nothing was tuned on."""
     sets = run.query_sets()
     if queries is None:
-        own = set_name(run.recipe.queries)
+        own = set_name(run, run.recipe.queries)
         if own in sets:
             return own
         sets = [s for s in sets if s not in tuning_sets(run)]

@@ -147,7 +147,7 @@ def refuse_shared(run: Run, queries: str) -> None:
     """No picture that figures are reported on, however it came into the run."""
     ours = load_queries(run, queries)
     seen = {image.tobytes(): i for image, i in zip(ours.images, ours.ids, strict=True)}
-    reported = {set_name(run.recipe.queries)}
+    reported = {set_name(run, run.recipe.queries)}
     reported |= {s for s in run.query_sets() if run.has(f"scores/{s}/evaluation.json")}
     for name in sorted(reported & set(run.query_sets())):
         others: Queries = load_queries(run, name)
