@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: results are bitwise per thread count
@@ -70,5 +71,20 @@ def make_images() -> Callable[..., ImageData]:
         return ImageData.from_arrays(
             rng.integers(0, 256, (len(labels), 1, size, size), dtype=np.uint8), labels, layout="NCHW"
         )
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiny_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """tiny_pipeline("sd" | "sd-v" | "sdxl" | "sd3" | "sd3-t5"): a saved pipeline's folder, built once."""
+    made: dict[str, Path] = {}
+
+    def build(kind: str) -> Path:
+        import tiny_pipelines
+
+        if kind not in made:
+            made[kind] = tiny_pipelines.save(kind, tmp_path_factory.mktemp("pipelines") / kind)
+        return made[kind]
 
     return build

@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import DDIMScheduler, DDPMScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,11 +185,6 @@ def test_unknown_prediction_type_is_refused_by_name() -> None:
 def test_learned_variance_is_refused(kind: str) -> None:
     with pytest.raises(GudaError, match="learned variance"):
         Schedule.from_scheduler(DDPMScheduler(variance_type=kind))
-
-
-def test_schedulers_without_betas_are_refused() -> None:
-    with pytest.raises(GudaError, match="no betas"):
-        Schedule.from_scheduler(FlowMatchEulerDiscreteScheduler())
 
 
 @pytest.mark.parametrize("betas", [[0.1], [0.1, 0.0], [0.1, 1.1], [0.1, np.nan], [[0.1, 0.2]]])

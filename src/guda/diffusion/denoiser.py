@@ -89,11 +89,11 @@ class Denoiser:
         return cls(module, schedule, shape, n_classes=n_classes, scheduler=scheduler, frozen=frozen)
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, scheduler: str | None = None) -> Denoiser:
+    def from_pretrained(cls, path: str | Path, scheduler: str | None = None, lora: str | None = None) -> Denoiser:
         """A local folder or Hub id in the diffusers layout (safetensors only); see `loading.load`."""
         from guda.diffusion.loading import load
 
-        module, found, frozen = load(str(path), scheduler)
+        module, found, frozen = load(str(path), scheduler, lora)
         denoiser = cls.from_module(module, found, None if frozen is None else frozen.shape, frozen)
         denoiser.check_finite(str(path))
         return denoiser
@@ -110,6 +110,7 @@ class Denoiser:
         """The network's native output."""
         if self.conditional and cond is None:
             raise GudaError(f"this model is {self.kind}: every image needs its {self.told} (a prompts.jsonl file)")
+        t = self.schedule.network_time(t)
         if self.frozen is not None and cond is not None:
             return self.frozen.call(self.module, x_t, t, cond)
         out = self.module(x_t, t, **(cond.tensors if cond is not None else {}))

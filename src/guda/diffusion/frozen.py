@@ -18,7 +18,9 @@ from torch import nn
 from guda.diffusion.cond import Cond
 from guda.errors import GudaError
 
-KEPT = 20_000  # embeddings of prompts held in memory; anchors draw the same few thousand again and again
+KEPT = 2**30  # bytes of embeddings held in memory; anchors draw the same few thousand prompts again and again
+
+Row = dict[str, torch.Tensor]  # what one prompt is to the network
 
 
 class Frozen(ABC):
@@ -26,7 +28,9 @@ class Frozen(ABC):
     shape: tuple[int, int, int]  # of x_0, what the network sees
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[str, torch.Tensor]] = {}
+        self._computed: dict[str, Row] = {}  # at most KEPT bytes
+        self._remembered: dict[str, Row] = {}  # views into a file on disk
+        self._bytes = 0
 
     @abstractmethod
     def encode(self, images: np.ndarray) -> torch.Tensor:
@@ -42,7 +46,7 @@ class Frozen(ABC):
 
     @abstractmethod
     def call(self, module: nn.Module, x_t: torch.Tensor, t: torch.Tensor, cond: Cond) -> torch.Tensor:
-        """The network's native output; t is the schedule's index."""
+        """The network's native output; t is what the network is told (`Schedule.network_time`)."""
 
     @abstractmethod
     def source(self) -> dict[str, Any]:
@@ -56,26 +60,36 @@ class Frozen(ABC):
         """Moves what computes."""
 
     def condition(self, prompts: Sequence[str]) -> Cond:
-        """One row per prompt; each text is embedded once and remembered."""
-        new = [p for p in dict.fromkeys(prompts) if p not in self._known]
-        if len(self._known) + len(new) > KEPT:
-            self._known.clear()
-            new = list(dict.fromkeys(prompts))
-        if new:
-            self.remember(new, self.embed(new))
-        rows = [self._known[p] for p in prompts]
-        return Cond({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+        """One row per prompt; each text is embedded once and kept."""
+        found = {p: self._remembered.get(p) or self._computed.get(p) for p in dict.fromkeys(prompts)}
+        if new := [p for p, row in found.items() if row is None]:
+            made = self.embed(new)
+            size = sum(value.nbytes for value in made.values())
+            if self._bytes + size > KEPT:
+                self._computed, self._bytes = {}, 0
+            rows = {p: {name: value[i] for name, value in made.items()} for i, p in enumerate(new)}
+            found |= rows
+            if size <= KEPT:
+                self._computed |= rows
+                self._bytes += size
+        picked = [found[p] or {} for p in prompts]
+        return Cond({name: torch.stack([row[name] for row in picked]) for name in picked[0]})
+
+    def unconditional(self, n: int) -> Cond:
+        """What guidance moves away from in generating: the empty prompt, n times."""
+        return self.condition([""] * n)
 
     def remember(self, prompts: Sequence[str], tensors: dict[str, torch.Tensor]) -> None:
-        """Embeddings computed before, from a cache on disk."""
+        """Embeddings computed before, from a file that stays (`cache.py`): rows are read when they are asked for."""
         for i, prompt in enumerate(prompts):
-            self._known[prompt] = {name: value[i] for name, value in tensors.items()}
+            self._remembered[prompt] = {name: value[i] for name, value in tensors.items()}
 
     def check_images(self, images: np.ndarray) -> None:
         if tuple(images.shape[1:]) != self.image_shape:
             c, h, w = self.image_shape
             found = "x".join(str(n) for n in images.shape[1:])
-            raise GudaError(f"the model takes pictures of {c}x{h}x{w} (channels, height, width), got {found}")
+            fix = f"give --size {h}" if images.shape[2:] != (h, w) else f"set data.mode: {'RGB' if c == 3 else 'L'}"
+            raise GudaError(f"the model takes pictures of {c}x{h}x{w} (channels, height, width), got {found}; {fix}")
 
 
 def from_source(value: dict[str, Any], image_shape: Sequence[int] | None = None) -> Frozen:
@@ -84,4 +98,8 @@ def from_source(value: dict[str, Any], image_shape: Sequence[int] | None = None)
         from guda.diffusion.frozen_words import Words
 
         return Words(value["encoder"], value["length"], value["image_shape"], value["patch"])
+    if value.get("kind") == "pipeline":
+        from guda.diffusion.pipelines import frozen_of
+
+        return frozen_of(value["path"], value.get("lora"))
     raise GudaError(f"unknown frozen part {value.get('kind')!r}; written by a newer guda?")

@@ -12,7 +12,8 @@ from guda.errors import GudaError
 if TYPE_CHECKING:
     from guda.diffusion.denoiser import Denoiser
 
-NETS = ("UNet2DModel", "UNet2DConditionModel", "ResidualMLP")
+NETS = ("UNet2DModel", "UNet2DConditionModel", "SD3Transformer2DModel", "ResidualMLP")
+PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "StableDiffusion3Pipeline")
 FROZEN = "frozen.json"  # beside a network trained here: where its text encoder and VAE are found
 SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid")
 
@@ -63,21 +64,35 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise GudaError(f"{path} cannot be read: {e}") from None
 
 
-def load(path: str, scheduler: str | None = None) -> tuple[Any, Any, Frozen | None]:
+def find_folder(path: str) -> Path:
+    folder = Path(path).expanduser()
+    return folder if folder.exists() else _download(path)
+
+
+def load(path: str, scheduler: str | None = None, lora: str | None = None) -> tuple[Any, Any, Frozen | None]:
     """(network, scheduler, what stands around it) from a pipeline folder, a bare model folder (then `scheduler` is
-    needed), or a Hub id."""
-    folder = Path(path)
-    if not folder.exists():
-        folder = _download(path)
+    needed), or a Hub id. `lora`: a diffusers LoRA file to add to a text-to-image pipeline's weights."""
+    folder = find_folder(path)
+    frozen: Frozen | None = None
     if (folder / "model_index.json").is_file():
         index = _read_config(folder / "model_index.json")
+        found = folder / "scheduler"
+        if str(index.get("_class_name")) in PIPELINES:
+            from guda.diffusion.pipelines import read_pipeline
+
+            noise = _scheduler(folder, found, scheduler)
+            module, frozen = read_pipeline(folder, path, _read_net, lora)
+            return module, noise, frozen
         if "unet" not in index or "scheduler" not in index:
             raise GudaError(f"{folder}/model_index.json names no unet and scheduler; not a DDPM-like pipeline")
         more = sorted(k for k, v in index.items() if not k.startswith("_") and k not in ("unet", "scheduler") and v)
         if more:  # a VAE or a text encoder: the unet alone would be scored in the wrong space
-            raise GudaError(f"{folder} is a pipeline with {', '.join(more)}; guda reads pixel models (unet, scheduler)")
+            raise GudaError(
+                f"{folder} is a {index.get('_class_name')}, a pipeline with {', '.join(more)}; guda reads "
+                f"{', '.join(PIPELINES)} and pixel models (unet, scheduler)"
+            )
         cls = _net_class(index["unet"][1])
-        net_folder, found = folder / "unet", folder / "scheduler"
+        net_folder = folder / "unet"
     elif (folder / "config.json").is_file():
         cls = _net_class(str(_read_config(folder / "config.json").get("_class_name")))
         net_folder = folder
@@ -87,24 +102,38 @@ def load(path: str, scheduler: str | None = None) -> tuple[Any, Any, Frozen | No
         )  # fmt: skip
     else:
         raise GudaError(f"{folder} holds neither model_index.json nor config.json; give a diffusers model folder")
-    if not any(net_folder.glob("*.safetensors")):
-        raise GudaError(f"{net_folder} holds no .safetensors weights (pickled .bin files are not read); re-save it")
-    if scheduler is None and not (found / "scheduler_config.json").is_file():
+    if lora is not None:
+        raise GudaError(f"model.lora is for text-to-image pipelines ({', '.join(PIPELINES)}), not {folder}")
+    noise = _scheduler(folder, found, scheduler)
+    module = _read_net(cls, net_folder)
+    frozen = from_source(_read_config(folder / FROZEN)) if (folder / FROZEN).is_file() else None
+    return module, noise, frozen
+
+
+def _scheduler(folder: Path, found: Path, given: str | None) -> Any:
+    if given is not None:
+        return make_scheduler(given)
+    if not (found / "scheduler_config.json").is_file():
         raise GudaError(
             f"{folder} has no noise schedule (scheduler_config.json); say which one it was trained with, "
             "e.g. --scheduler linear:1000 or --scheduler FOLDER"
         )
+    return read_scheduler(found)
+
+
+def _read_net(cls: Any, folder: Path) -> Any:
+    if not any(folder.glob("*.safetensors")):
+        raise GudaError(f"{folder} holds no .safetensors weights (pickled .bin files are not read); re-save it")
     try:
         module, info = cls.from_pretrained(
-            str(net_folder), use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
+            str(folder), use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
         )
     except Exception as e:  # diffusers raises many kinds for a damaged file; each means the same to a user
-        raise GudaError(f"{net_folder} cannot be loaded: {str(e).splitlines()[0]}") from e
+        raise GudaError(f"{folder} cannot be loaded: {str(e).splitlines()[0]}") from e
     # diffusers fills a missing weight with random numbers and drops an unknown one, with a warning only
     if odd := [*info["missing_keys"], *info["unexpected_keys"]]:
-        raise GudaError(f"{net_folder}: weights and config.json do not fit; {odd[0]!r} is on one side only")
-    frozen = from_source(_read_config(folder / FROZEN)) if (folder / FROZEN).is_file() else None
-    return module.float(), make_scheduler(scheduler) if scheduler else read_scheduler(found), frozen
+        raise GudaError(f"{folder}: weights and config.json do not fit; {odd[0]!r} is on one side only")
+    return module.float()
 
 
 def _download(path: str) -> Path:
@@ -113,7 +142,15 @@ def _download(path: str) -> Path:
     if path.startswith((".", "/")) or path.count("/") != 1:
         raise GudaError(f"model {path!r}: no such folder, and not a Hub id (owner/name)")
     try:
-        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors"]))
+        folder = Path(snapshot_download(path, allow_patterns=["*.json"]))
+        wanted, unwanted = ["*.json", "*.safetensors"], ["*.fp16.safetensors", "*.non_ema.safetensors"]
+        if (folder / "model_index.json").is_file():
+            index = _read_config(folder / "model_index.json")
+            if str(index.get("_class_name")) in PIPELINES:
+                from guda.diffusion.pipelines import download_patterns
+
+                wanted = ["model_index.json", *download_patterns(index)]
+        return Path(snapshot_download(path, allow_patterns=wanted, ignore_patterns=unwanted))
     except Exception as e:  # offline, missing, gated: huggingface_hub has a class for each
         raise GudaError(f"model {path!r}: no such folder, and the Hub says: {str(e).splitlines()[0]}") from e
 

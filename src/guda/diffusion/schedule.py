@@ -23,10 +23,14 @@ from guda.errors import GudaError
 from guda.runs.store import digest, digest_arrays
 
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
+SUPPORTED = "guda scores DDPM-like schedulers (DDPM, DDIM, PNDM, DPM-Solver, Euler, ...) and FlowMatchEulerDiscrete"
+DISTILLED = ("LCMScheduler", "TCDScheduler")  # they have betas, but their networks jump: no prediction of eps at x_t
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
+    """The variance-preserving path of some betas; `flow.FlowSchedule` is the other Gaussian path."""
+
     betas: np.ndarray  # float64 [T]
     prediction: str  # what the network predicts: one of PREDICTIONS
 
@@ -41,15 +45,25 @@ class Schedule:
 
     @classmethod
     def from_scheduler(cls, scheduler: Any) -> Schedule:
-        """From any diffusers scheduler that has betas (DDPM, DDIM, DPM-Solver, PNDM, ...)."""
-        name = type(scheduler).__name__
+        """From any diffusers scheduler with the betas of a variance-preserving path, or from static flow matching."""
+        name, config = type(scheduler).__name__, scheduler.config
+        if name == "FlowMatchEulerDiscreteScheduler":
+            from guda.diffusion.flow import FlowSchedule
+
+            return FlowSchedule.from_scheduler(scheduler)
         betas = getattr(scheduler, "betas", None)
-        if betas is None:
-            raise GudaError(f"scheduler {name} has no betas; guda supports variance-preserving diffusers schedulers")
-        if str(scheduler.config.get("variance_type") or "").startswith("learned"):
+        if betas is None or name in DISTILLED:
+            why = "has no betas" if betas is None else "belongs to a distilled few-step model, which has no bound"
+            raise GudaError(f"scheduler {name} {why}; {SUPPORTED}")
+        if str(config.get("variance_type") or "").startswith("learned"):
             raise GudaError(f"scheduler {name} has a learned variance; guda scores fixed-variance models only")
-        prediction = scheduler.config.get("prediction_type", "epsilon")
-        return cls(np.asarray(betas, dtype=np.float64), prediction)
+        if config.get("use_flow_sigmas") or config.get("timestep_type", "discrete") != "discrete":
+            raise GudaError(f"scheduler {name} is set to flow sigmas or continuous timesteps; {SUPPORTED}")
+        found = cls(np.asarray(betas, dtype=np.float64), config.get("prediction_type", "epsilon"))
+        theirs = getattr(scheduler, "alphas_cumprod", None)
+        if theirs is not None and not np.allclose(found.abar, np.asarray(theirs), atol=1e-4):
+            raise GudaError(f"scheduler {name} does not follow its own betas (a shifted SNR?); {SUPPORTED}")
+        return found
 
     @property
     def T(self) -> int:
@@ -117,22 +131,30 @@ class Schedule:
         a, s = self.coefficients(t, x0)
         return a * x0 + s * eps
 
+    def network_time(self, t: torch.Tensor) -> torch.Tensor:
+        """What the network is told instead of the index t."""
+        return t
+
+    def _velocity(self, a: torch.Tensor, s: torch.Tensor) -> tuple[Any, Any]:
+        """(p, q) of a predicted velocity p x_0 + q eps; a q - s p = 1, so both conversions are free of divisions."""
+        return -s, a
+
     def to_eps(self, output: torch.Tensor, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """The network's native output as a prediction of eps."""
         if self.prediction == "epsilon":
             return output
         a, s = self.coefficients(t, x_t)
-        if self.prediction == "v_prediction":
-            return a * output + s * x_t
-        return (x_t - a * output) / s
+        if self.prediction == "sample":
+            return (x_t - a * output) / s
+        return a * output - self._velocity(a, s)[0] * x_t
 
     def to_x0(self, output: torch.Tensor, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """The network's native output as a prediction of x_0."""
         if self.prediction == "sample":
             return output
         a, s = self.coefficients(t, x_t)
-        if self.prediction == "v_prediction":
-            return a * x_t - s * output
+        if self.prediction != "epsilon":
+            return self._velocity(a, s)[1] * x_t - s * output
         if bool(self.zero_snr[t.cpu().numpy()].any()):
             raise GudaError("an eps-predicting network says nothing about x_0 where SNR = 0; leave that timestep out")
         return (x_t - s * output) / a
@@ -143,15 +165,15 @@ class Schedule:
             return eps
         if self.prediction == "sample":
             return x0
-        a, s = self.coefficients(t, x0)
-        return a * eps - s * x0
+        p, q = self._velocity(*self.coefficients(t, x0))
+        return q * eps + p * x0
 
     def output_change(self, x0_change: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """By how much the network's native output moves when its prediction of x_0 moves by `x0_change`."""
         if self.prediction == "sample":
             return x0_change
         a, s = self.coefficients(t, x0_change)
-        return -x0_change / s if self.prediction == "v_prediction" else -(a / s) * x0_change
+        return -(a / s) * x0_change if self.prediction == "epsilon" else -x0_change / s
 
     def describe(self) -> str:
         snr = math.exp(min(self.log_snr[0], 700))

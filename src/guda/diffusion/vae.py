@@ -1,0 +1,52 @@
+"""A pipeline's frozen VAE: pictures -> latents and back.
+
+    x_0 = (posterior mean - shift) x scaling factor                (SPEC section 2; the shift is 0 but for newer VAEs)
+
+The mean and not a draw, so that every method scores the same latent. Runs on BLOCK pictures at a time, short blocks
+padded: a latent is a function of its picture alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from guda.data.pixels import to_float, to_uint8
+from guda.errors import GudaError
+
+BLOCK = 4
+
+
+def _padded(x: torch.Tensor, start: int) -> torch.Tensor:
+    return x[torch.arange(start, start + BLOCK).clamp_(max=len(x) - 1)]
+
+
+class Vae:
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        if getattr(config, "latents_mean", None) is not None or getattr(config, "latents_std", None) is not None:
+            raise GudaError("the VAE normalises each latent channel (latents_mean, latents_std); not supported")
+        self.model = model.eval().requires_grad_(False)
+        self.scale, self.shift = float(config.scaling_factor), float(getattr(config, "shift_factor", None) or 0)
+        self.factor = 2 ** (len(config.block_out_channels) - 1)  # pixels per latent, each way
+        self.channels, self.latent_channels = int(config.in_channels), int(config.latent_channels)
+
+    def _blocks(self, x: torch.Tensor) -> Any:
+        like = next(self.model.parameters())
+        for start in range(0, len(x), BLOCK):
+            yield min(BLOCK, len(x) - start), _padded(x, start).to(like)
+
+    @torch.no_grad()
+    def encode(self, images: np.ndarray) -> torch.Tensor:
+        x = torch.from_numpy(to_float(images))
+        means = [self.model.encode(b).latent_dist.mode()[:n].float().cpu() for n, b in self._blocks(x)]
+        return (torch.cat(means) - self.shift) * self.scale
+
+    @torch.no_grad()
+    def decode(self, x0: torch.Tensor) -> np.ndarray:
+        z = x0.detach().float().cpu() / self.scale + self.shift
+        return np.concatenate(
+            [to_uint8(self.model.decode(b).sample[:n].float().cpu().numpy()) for n, b in self._blocks(z)]
+        )
