@@ -45,6 +45,15 @@ def load_data(run: Run) -> ImageData:
     return data
 
 
+def asked_groups(run: Run) -> tuple[str, ...]:
+    """The groups that are fitted and scored, in the data's order: all of them, or those the recipe names."""
+    groups, asked = load_data(run).groups, run.recipe.scoring.groups
+    if asked is None:
+        return groups.names
+    numbers = {groups.index(name) for name in asked}
+    return tuple(name for k, name in enumerate(groups.names) if k in numbers)
+
+
 def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
     """A network to train, of the recipe's architecture, for images of `shape` (C, H, W)."""
     from guda.diffusion.loading import make_scheduler
