@@ -44,7 +44,7 @@ class PromptsConfig(Config):
     )
     path: str | None = Field(
         None,
-        description="file: the lists (.json, .yaml, .jsonl). similarity: words to pick from, one a line; default: ours.",
+        description="file: the lists (json, yaml, jsonl). similarity: words to pick from, one a line (default: ours).",
     )
     encoder: str | None = Field(
         None, description="similarity: `statistics` of the pixels (default) or `clip:NAME_OR_PATH`."
