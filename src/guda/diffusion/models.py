@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guda.data.images import ImageData
-from guda.data.prompts import FILE as PROMPTS
-from guda.data.prompts import load_prompts
+from guda.data.prompts import FILE, load_prompts
 from guda.diffusion.denoiser import Denoiser, default_device
 from guda.diffusion.schedule import Schedule
 from guda.engine.tasks import Task
@@ -191,7 +190,7 @@ def full_tasks(run: Run, seed: int) -> list[Task]:
 
 def prompt_files(run: Run) -> tuple[str, ...]:
     """What must exist before a text-to-image model is trained or asked about training images."""
-    return () if run.recipe.prompts is None else (PROMPTS,)
+    return () if run.recipe.prompts is None else ("/".join(FILE),)
 
 
 def training_prompts(run: Run) -> tuple[str, ...] | None:

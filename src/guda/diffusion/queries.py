@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from guda.data.prompts import load_prompts
 from guda.data.queries import Queries
-from guda.diffusion.models import asked_groups, load_data, load_model, model_digest, model_files, prompt_files, run_schedule
+from guda.diffusion.models import (
+    asked_groups,
+    load_data,
+    load_model,
+    model_digest,
+    model_files,
+    prompt_files,
+    run_schedule,
+)
 from guda.diffusion.noise import generator
 from guda.diffusion.sampling import sample, sample_id
 from guda.engine.tasks import Task
