@@ -113,8 +113,8 @@ def model_digest(run: Run, name: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _load(path: str, scheduler: str | None, expected: str) -> Denoiser:
-    denoiser = Denoiser.from_pretrained(path, scheduler)
+def _load(path: str, scheduler: str | None, expected: str, lora: str | None = None) -> Denoiser:
+    denoiser = Denoiser.from_pretrained(path, scheduler, lora)
     if (found := denoiser.digest()) != expected:
         raise Mismatch(f"{path}: digest of the weights", found, expected, "the model changed since; use another run")
     return denoiser.to(default_device())
@@ -127,7 +127,7 @@ def load_model(run: Run, name: str) -> Denoiser:
         path = run.recipe.model.path if name == "base" else run.recipe.model.start
         if path is None:
             raise GudaError(f"{run.root}: the recipe names no pretrained start (model.start)")
-        return _load(path, run.recipe.model.scheduler, model_digest(run, name))
+        return _load(path, run.recipe.model.scheduler, model_digest(run, name), run.recipe.model.lora)
     folder = run.path("models", name)
     if not (folder / CARD).is_file():
         raise GudaError(f"{run.root} has no trained model yet; run: guda train {run.root}")

@@ -161,7 +161,7 @@ def _reading(folder: Path) -> Iterator[None]:
     with quiet_loading(str(folder), "get the whole pipeline folder again, with safetensors weights"):
         try:
             yield
-        except (RuntimeError, TypeError) as e:
+        except Exception as e:  # safetensors, transformers and diffusers each raise their own for a damaged file
             raise ValueError(str(e)) from e
 
 
