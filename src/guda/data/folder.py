@@ -144,19 +144,20 @@ def _flatten(image: Image.Image, mode: str | None) -> Image.Image:
 def read_images(root: Path, files: Sequence[str], size: int | None = None, mode: str | None = None) -> np.ndarray:
     """All of `files`, uint8 [n, C, H, W], read-only; one channel if `mode` says so or every image is grey."""
     check_options(size, mode)
-    images: list[np.ndarray] = []
-    for file in files:
+    out = np.empty((0, 0, 0, 0), np.uint8)
+    for i, file in enumerate(files):
         image = read_image(root / file, size, mode)
-        if images and image.shape[1:] != images[0].shape[1:]:
-            (h0, w0), (h, w) = images[0].shape[1:], image.shape[1:]
+        if i == 0:  # all of the memory at once and once: 24,000 images of 512 pixels are 19 GB
+            out = np.empty((len(files), *image.shape), np.uint8)
+        if image.shape[1:] != out.shape[2:]:
+            (h0, w0), (h, w) = out.shape[2:], image.shape[1:]
             raise GudaError(
                 f"images in {root} differ in size: {files[0]} is {w0}x{h0}, {file} is {w}x{h}; "
                 "give --size N to scale and crop them all to N x N"
             )
-        images.append(image)
-    channels = max(image.shape[0] for image in images)
-    out = np.empty((len(images), channels, *images[0].shape[1:]), dtype=np.uint8)
-    for i, image in enumerate(images):
+        if image.shape[0] > out.shape[1]:  # the first colours after grey ones
+            grey, out = out, np.empty((len(files), *image.shape), np.uint8)
+            out[:i] = grey[:i]
         out[i] = image  # grey among colours is repeated over the channels
     out.setflags(write=False)
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -103,7 +104,7 @@ class ImageData:
         """The selected images, in the order of `indices`; every group must keep at least one."""
         ids = tuple(self.ids[int(i)] for i in indices)
         contents = None if self.contents is None else tuple(self.contents[int(i)] for i in indices)
-        return replace(self, images=self.images[indices], ids=ids, groups=self.groups.take(indices), contents=contents)
+        return replace(self, images=self._pixels(indices), ids=ids, groups=self.groups.take(indices), contents=contents)
 
     def only(self, names: Sequence[str]) -> ImageData:
         """The images of these groups, the others forgotten; images and groups keep their order."""
@@ -114,7 +115,14 @@ class ImageData:
             tuple(self.groups.names[k] for k in sorted(wanted)), self.groups.membership[kept][:, sorted(wanted)]
         )
         ids = tuple(self.ids[i] for i in kept)
-        return replace(self, images=self.images[kept], ids=ids, groups=groups, contents=contents)
+        return replace(self, images=self._pixels(kept), ids=ids, groups=groups, contents=contents)
+
+    def _pixels(self, indices: np.ndarray) -> np.ndarray:
+        """A selection that nobody else holds, so it need not be copied a second time to be frozen."""
+        images = self.images[indices]
+        if not np.shares_memory(images, self.images):
+            images.setflags(write=False)
+        return images
 
     def summary(self) -> list[tuple[str, int, float]]:
         """(group, number of images, share of all images) per group, for display."""
@@ -169,7 +177,10 @@ def write_stack(folder: Path, kind: str, images: np.ndarray, index: dict[str, An
     """images.safetensors, then index.json: a kill in between leaves a pair whose digest does not match."""
     import torch
 
-    store.write_tensors(folder / "images.safetensors", {"images": torch.from_numpy(images.copy())})
+    with warnings.catch_warnings():  # that the array is read-only; nobody writes to the tensor
+        warnings.simplefilter("ignore", UserWarning)
+        tensor = torch.from_numpy(images)
+    store.write_tensors(folder / "images.safetensors", {"images": tensor})
     store.write_json(folder / "index.json", {"kind": kind, "digest": digest, **index})
 
 

@@ -1,110 +1,158 @@
-"""Prompts of a style x object set: one per training image, one to ask for every (style, object) (SPEC section 5).
+"""Prompts of a style x object set: one for every training image, one for every (style, object) to evaluate.
 
-A training image's prompt (subject template, three of its style's descriptors) is a function of (seed, image id), so
-it is the same in every process and whatever other images there are. The evaluation prompt of (style, object) has the
-descriptors of the first training prompt of that pair, in another order, in another template, without the style's name.
+Style = group, object = content. The template and the descriptors of an image's prompt are drawn by (seed, image id), so
+they do not depend on what other images there are; the evaluation prompt of (style, object) has the descriptors of the
+first such image's training prompt (SPEC section 5). Kept in RUN/prompts/prompts.json.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from guda.data.groups import choices
+from guda.data.descriptors import key
+from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
-from guda.data.templates import SUBJECTS, evaluation_prompt, training_prompt
-from guda.diffusion.noise import generator
+from guda.data.keyed import ordered
+from guda.data.templates import SUBJECTS, evaluation_prompt, parse, training_prompt
 from guda.errors import GudaError, Mismatch
+from guda.runs import store
+from guda.runs.recipe import PromptsConfig
 from guda.runs.run import Run
-from guda.runs.store import digest, read_json, write_json
 
-FILE = "prompts/prompts.json"
+FILE = ("prompts", "prompts.json")  # in a run
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Prompts:
-    vocabularies: dict[str, tuple[str, ...]]  # style -> its descriptors, best first
-    training: tuple[str, ...]  # one per training image, in the order of the data
-    evaluation: dict[tuple[str, str], str]  # (style, object) -> prompt
-    data: str  # digest of the images they were made for
+    """`training`: one prompt per training image, in data order. `evaluation`: (style, object) -> prompt."""
+
+    vocabularies: dict[str, tuple[str, ...]]
+    training: tuple[str, ...]
+    evaluation: dict[tuple[str, str], str]
+    data_digest: str
+    dropped: dict[str, str] = field(default_factory=dict)  # descriptors left out, and why; changes nothing
+
+    @cached_property
+    def objects(self) -> tuple[str, ...]:
+        """Every object once, in the order of `evaluation`."""
+        return tuple(dict.fromkeys(o for _, o in self.evaluation))
 
     @cached_property
     def digest(self) -> str:
-        return digest(self._json(), 64)
+        """Of everything that reaches a model."""
+        value = self._json()
+        return store.digest(
+            [value["vocabularies"], value["training"], value["evaluation"], self.data_digest], length=64
+        )
 
-    @cached_property
-    def objects(self) -> frozenset[str]:
-        return frozenset(name for _, name in self.evaluation)
+    def evaluation_prompts(self, groups: Sequence[str] | None = None) -> list[tuple[str, str, str]]:
+        """(style, object, prompt) of these styles, or of all: styles in their order, objects sorted as in the data."""
+        for name in groups or ():
+            if name not in self.vocabularies:
+                known = self.vocabularies
+                raise GudaError(f"no prompts of style {name!r}; styles: {choices(known)}{suggestion(name, known)}")
+        wanted = set(self.vocabularies if groups is None else groups)
+        return [(s, o, prompt) for (s, o), prompt in self.evaluation.items() if s in wanted]
+
+    def save(self, path: Path) -> None:
+        store.write_json(path, {"digest": self.digest, **self._json(), "dropped": self.dropped})
+
+    @classmethod
+    def load(cls, path: Path, data_digest: str) -> Prompts:
+        """Refuses a damaged file, and prompts of other data."""
+        value = store.read_json(path)
+        fix = "delete it and run: guda prompts build"
+        try:
+            prompts = cls(
+                {s: tuple(words) for s, words in value["vocabularies"].items()},
+                tuple(value["training"]),
+                {(s, o): prompt for s, o, prompt in value["evaluation"]},
+                value["data"],
+                value["dropped"],
+            )
+            noted, found = value["digest"], prompts.digest
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise GudaError(f"{path} is damaged ({e!r}); {fix}") from None
+        if noted != found:
+            raise Mismatch(f"{path} was changed or damaged: digest", found, noted, fix)
+        if prompts.data_digest != data_digest:
+            raise Mismatch(f"{path} has prompts of other images: data", prompts.data_digest, data_digest, fix)
+        return prompts
 
     def _json(self) -> dict[str, Any]:
         return {
-            "data": self.data,
-            "vocabularies": {style: list(words) for style, words in self.vocabularies.items()},
+            "data": self.data_digest,
+            "vocabularies": {s: list(words) for s, words in self.vocabularies.items()},
             "training": list(self.training),
-            "evaluation": [[*pair, prompt] for pair, prompt in self.evaluation.items()],
+            "evaluation": [[s, o, prompt] for (s, o), prompt in self.evaluation.items()],
         }
 
-    def save(self, path: Path, **notes: Any) -> None:
-        write_json(path, {**self._json(), "digest": self.digest, "notes": notes})
 
-    @classmethod
-    def load(cls, path: Path) -> Prompts:
-        value = read_json(path)
-        try:
-            found = cls(
-                {style: tuple(words) for style, words in value["vocabularies"].items()}, tuple(value["training"]),
-                {(style, name): prompt for style, name, prompt in value["evaluation"]}, value["data"],
-            )  # fmt: skip
-            recorded = value["digest"]
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise GudaError(f"{path} is not a set of prompts; make it again: guda prompts build") from None
-        if found.digest != recorded:
-            raise Mismatch(
-                f"{path} has changed since it was written (digest)", found.digest, recorded, "build it again"
-            )
-        return found
-
-
-def build_prompts(data: ImageData, vocabularies: Mapping[str, Sequence[str]], seed: int, per_prompt: int) -> Prompts:
-    """`vocabularies`: the descriptors of every group of `data`."""
+def build(
+    data: ImageData,
+    config: PromptsConfig,
+    vocabularies: Mapping[str, Sequence[str]],
+    dropped: Mapping[str, str] | None = None,
+) -> Prompts:
+    """Prompts of these images, from the vocabulary of every style."""
     if data.contents is None:
-        raise GudaError("prompts name what each image shows: give data.content_by, e.g. level:2 for style/object/*.jpg")
-    words = {}
-    for style in data.groups.names:
-        if style not in vocabularies:
-            raise GudaError(f"style {style!r} has no descriptors; there are some for {choices(sorted(vocabularies))}")
-        words[style] = tuple(vocabularies[style])
-        if len(words[style]) < per_prompt:
+        raise GudaError(
+            f"data {data.name!r} do not say what each image shows, so no prompts can be made; "
+            "set data.content_by (e.g. level:2 for style/object/*.jpg)"
+        )
+    words = {style: _vocabulary(style, vocabularies, config) for style in data.groups.names}
+    labels = [data.groups.names[k] for k in data.groups.labels]
+    training: list[str] = []
+    first: dict[tuple[str, str], list[str]] = {}
+    for name, style, thing in zip(data.ids, labels, data.contents, strict=True):
+        template = ordered(SUBJECTS, config.seed, "template", name)[0]
+        chosen = ordered(words[style], config.seed, "descriptors", name)[: config.per_prompt]
+        training.append(training_prompt(template, thing, chosen))
+        first.setdefault((style, thing), chosen)
+    evaluation = {
+        (style, thing): evaluation_prompt(style, thing, first[style, thing])
+        for style in words
+        for thing in dict.fromkeys(data.contents)
+        if (style, thing) in first
+    }
+    objects = set(data.contents)
+    for prompt, thing in zip(training, data.contents, strict=True):
+        if (found := parse(prompt, objects).object) != thing:
             raise GudaError(
-                f"style {style!r} has {len(words[style])} descriptors ({choices(words[style]) or 'none'}), a prompt takes "
-                f"{per_prompt}; lower prompts.min_freq or per_prompt, describe more images, or give lists"
+                f"objects {thing!r} and {found!r} cannot be told apart in the prompt {prompt!r}; rename one of them"
             )
-    training, evaluation = [], {}
-    for name, label, content in zip(data.ids, data.groups.labels, data.contents, strict=True):
-        style = data.groups.names[label]
-        g = generator(seed, "prompt", name)
-        subject = SUBJECTS[int(g.integers(len(SUBJECTS)))]
-        chosen = [words[style][int(i)] for i in g.permutation(len(words[style]))[:per_prompt]]
-        training.append(training_prompt(subject, content, chosen))
-        if (style, content) not in evaluation:
-            evaluation[style, content] = evaluation_prompt(style, content, chosen)
-    return Prompts(words, tuple(training), evaluation, data.digest)
+    return Prompts(words, tuple(training), evaluation, data.digest, dict(dropped or {}))
 
 
-@lru_cache(maxsize=4)
-def _load(path: str, stamp: int) -> Prompts:
-    return Prompts.load(Path(path))
+def _vocabulary(style: str, vocabularies: Mapping[str, Sequence[str]], config: PromptsConfig) -> tuple[str, ...]:
+    found = tuple(vocabularies.get(style, ()))
+    if len({key(d) for d in found}) < config.per_prompt:
+        more = {
+            "file": f"add descriptors to {config.path}",
+            "similarity": "raise images_per_style or words_per_image, or lower min_freq",
+            "vlm": "raise images_per_style or words_per_image, or lower min_freq",
+        }[config.source]
+        raise GudaError(
+            f"style {style!r} has {len(found)} descriptor(s) ({choices(found) or 'none'}) and a prompt takes "
+            f"{config.per_prompt}; {more} (prompts section of the recipe)"
+        )
+    return found
 
 
 def load_prompts(run: Run) -> Prompts:
-    """The prompts of a run, built before by `guda prompts build`."""
-    path = run.path(FILE)
+    """The prompts of a run, built before."""
+    path = run.path(*FILE)
+    if run.recipe.prompts is None:
+        raise GudaError(f"the recipe of {run.root} has no prompts section; make a run from a recipe that has one")
     if not path.is_file():
         raise GudaError(f"{run.root} has no prompts yet; run: guda prompts build {run.root}")
-    found = _load(str(path), path.stat().st_mtime_ns)
-    if found.data != run.info["data_digest"]:
-        raise Mismatch(f"{path} was made for other images", found.data, run.info["data_digest"], "build it again")
-    return found
+    return _loaded(str(path), path.stat().st_mtime_ns, run.info["data_digest"])
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: str, mtime: int, data_digest: str) -> Prompts:
+    return Prompts.load(Path(path), data_digest)

@@ -1,7 +1,8 @@
 """Sources: training data by name ("digits") or by path (an image folder).
 
 A new source is a function that returns ImageData, registered with @source("name"). The options it takes are
-its keyword parameters among size, group_by, content_by and mode; any other option given to it is refused.
+its keyword parameters among size, group_by, content_by and mode; any other option given to it is refused. One that
+also takes `path` reads a folder of a known layout, and "name:path" says which.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -61,6 +63,13 @@ def _emoji(size: int | None = None) -> ImageData:
     return load_emoji(size)
 
 
+@source("unlearncanvas")
+def _unlearncanvas(path: str | None = None, size: int | None = None) -> ImageData:
+    from guda.data.unlearncanvas import load_unlearncanvas
+
+    return load_unlearncanvas(path, size)
+
+
 def load_source(
     name_or_path: str,
     *,
@@ -78,9 +87,12 @@ def load_source(
     limit_per_group: at most this many images of each group, drawn by `seed`; the order of the images is kept.
     """
     name = str(name_or_path)
+    known, _, path = name.partition(":")
     loader: Callable[..., ImageData]
     if name in _SOURCES:
         loader = _SOURCES[name]
+    elif path and "path" in (inspect.signature(_SOURCES[known]).parameters if known in _SOURCES else ()):
+        loader = partial(_SOURCES[known], path=path)
     elif "/" in name or os.sep in name or os.path.exists(name):
 
         def loader(

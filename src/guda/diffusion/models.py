@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guda.data.images import ImageData
-from guda.data.prompts import FILE as PROMPTS
-from guda.data.prompts import load_prompts
+from guda.data.prompts import FILE, load_prompts
 from guda.diffusion.denoiser import Denoiser, default_device
 from guda.diffusion.schedule import Schedule
 from guda.engine.tasks import Task
@@ -43,6 +42,15 @@ def load_data(run: Run) -> ImageData:
     if (expected := run.info.get("data_digest")) != data.digest:
         raise Mismatch(f"{folder} holds other images than the run was made from", data.digest, expected, "restore it")
     return data
+
+
+def asked_groups(run: Run) -> tuple[str, ...]:
+    """The groups that are fitted and scored, in the data's order: all of them, or those the recipe names."""
+    groups, asked = load_data(run).groups, run.recipe.scoring.groups
+    if asked is None:
+        return groups.names
+    numbers = {groups.index(name) for name in asked}
+    return tuple(name for k, name in enumerate(groups.names) if k in numbers)
 
 
 def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
@@ -182,7 +190,7 @@ def full_tasks(run: Run, seed: int) -> list[Task]:
 
 def prompt_files(run: Run) -> tuple[str, ...]:
     """What must exist before a text-to-image model is trained or asked about training images."""
-    return () if run.recipe.prompts is None else (PROMPTS,)
+    return () if run.recipe.prompts is None else ("/".join(FILE),)
 
 
 def training_prompts(run: Run) -> tuple[str, ...] | None:

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from guda.data.prompts import load_prompts
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data, load_model, model_digest, model_files, prompt_files, run_schedule
+from guda.diffusion.models import (
+    asked_groups,
+    load_data,
+    load_model,
+    model_digest,
+    model_files,
+    prompt_files,
+    run_schedule,
+)
 from guda.diffusion.noise import generator
 from guda.diffusion.sampling import sample, sample_id
 from guda.engine.tasks import Task
@@ -43,7 +51,7 @@ def prompt_list(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
         if config.objects > len(names):
             raise GudaError(f"queries.objects = {config.objects}, but the images show {len(names)} objects")
         names = sorted(generator(config.seed, "objects").permutation(names)[: config.objects].tolist())
-    groups = run.recipe.scoring.groups or data.groups.names
+    groups = asked_groups(run)
     found = load_prompts(run).evaluation
     wanted = [(style, name) for style in groups for name in names if (style, name) in found]
     return [(f"{style}/{name}".replace(" ", "-"), found[style, name]) for style, name in wanted]

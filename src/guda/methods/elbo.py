@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data, run_schedule
+from guda.diffusion.models import asked_groups, load_data, run_schedule
 from guda.engine.tasks import Task
 from guda.methods.base import Method
 from guda.scoring.bands import Bands
@@ -38,7 +38,7 @@ class ElboMethod(Method):
 
     @property
     def groups(self) -> tuple[str, ...]:
-        return self.only or load_data(self.run).groups.names
+        return self.only or asked_groups(self.run)
 
     def number(self, group: str) -> int:
         """Its number among all groups, which names its files, whatever `only` says."""

@@ -8,13 +8,14 @@ Drawn by the key (seed, "reference", group number), so that more images keep tho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from guda.data.images import ImageData
 from guda.data.queries import Queries
-from guda.diffusion.models import architecture, load_data
+from guda.diffusion.models import architecture, load_data, training_prompts
 from guda.diffusion.noise import generator
 from guda.engine.tasks import Task
 from guda.errors import GudaError
@@ -37,26 +38,29 @@ def reference_name(n: int, seed: int = SEED) -> str:
     return f"reference-n{n}-s{seed}"
 
 
-def draw_reference(data: ImageData, n: int, seed: int = SEED) -> Queries:
-    """At most `n` images of each group; a smaller group gives all it has."""
+def draw_reference(data: ImageData, n: int, seed: int = SEED, prompts: Sequence[str] | None = None) -> Queries:
+    """At most `n` images of each group; a smaller group gives all it has. `prompts`: of every training image."""
     ids, positions = [], []
     for k in range(len(data.groups)):
         for i in generator(seed, "reference", k).permutation(data.groups.members(k))[:n]:
             ids.append(f"{k:04d}-{i:07d}")
             positions.append(int(i))
-    return Queries(tuple(ids), data.images[positions], None, reference_name(n, seed))
+    told = None if prompts is None else tuple(prompts[i] for i in positions)
+    return Queries(tuple(ids), data.images[positions], told, reference_name(n, seed))
 
 
 def reference(run: Run, seed: int = SEED) -> Reference:
     """The run's, of the size its recipe asks for; made where there is none."""
     name = reference_name(run.recipe.scoring.reference, seed)
     if not run.has(f"queries/{name}/index.json"):
-        if architecture(run).conditional:
+        prompts = training_prompts(run)
+        if prompts is None and architecture(run).conditional:
             raise GudaError(
                 "health and drift are measured on training images, and those of a conditional model have no prompts "
                 "here; use an unconditional model, and scoring.drift: keep"
             )
-        draw_reference(load_data(run), run.recipe.scoring.reference, seed).save(run.path("queries", name))
+        images = draw_reference(load_data(run), run.recipe.scoring.reference, seed, prompts)
+        images.save(run.path("queries", name))
     queries = load_queries(run, name)
     numbers = np.array([[int(part) for part in i.split("-")] for i in queries.ids], np.int64)
     return Reference(queries, numbers[:, 1], numbers[:, 0])

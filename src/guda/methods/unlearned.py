@@ -9,8 +9,17 @@ import numpy as np
 import guda.counterfactuals.operators  # noqa: F401  registers the operators
 from guda.counterfactuals.bank import file_name
 from guda.counterfactuals.unlearn import OPERATORS, Operator, unlearn_group
+from guda.data.prompts import load_prompts
 from guda.data.queries import Queries
-from guda.diffusion.models import conditional_name, conditional_tasks, load_data, load_model, model_files, need_training
+from guda.diffusion.models import (
+    conditional_name,
+    conditional_tasks,
+    load_data,
+    load_model,
+    model_files,
+    need_training,
+    prompt_files,
+)
 from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.base import METHODS
@@ -48,6 +57,7 @@ class Unlearned(ElboMethod):
             )
         before = conditional_tasks(self.run) if self.operator.needs_conditional else []
         needs = model_files(self.run, "base") + tuple(path for task in before for path in task.makes)
+        needs += prompt_files(self.run)
         return before + [
             Task(
                 name=f"fit {self.method_id} without {group}", stage=f"fit/{self.method_id}",
@@ -103,8 +113,9 @@ def fit_group(run: Run, method: str, config: dict[str, Any], group: str) -> None
         conditional = load_model(run, conditional_name(need_training(run).seed))
     notes: dict[str, Any] = {}
     made = unlearn_group(
-        load_model(run, "base"), load_data(run), group, method, found.config, progress.tick, conditional, notes
-    )
+        load_model(run, "base"), load_data(run), group, method, found.config, progress.tick, conditional, notes,
+        None if run.recipe.prompts is None else load_prompts(run),
+    )  # fmt: skip
     path = run.path(found.file(group))
     if notes:  # first: the counterfactual says that the task is done
         write_json(path.with_suffix(".json"), notes)

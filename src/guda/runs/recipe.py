@@ -44,7 +44,7 @@ class PromptsConfig(Config):
     )
     path: str | None = Field(
         None,
-        description="file: the lists (.json, .yaml or .jsonl). similarity: words to pick from, one a line; default: ours.",
+        description="file: the lists (json, yaml, jsonl). similarity: words to pick from, one a line (default: ours).",
     )
     lists: dict[str, tuple[str, ...]] | None = Field(
         None, description="file: the descriptors of every style right here instead of in a file."

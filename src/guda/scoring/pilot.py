@@ -15,7 +15,7 @@ import numpy as np
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import load_data, model_digest, run_schedule
+from guda.diffusion.models import load_data, model_digest, run_schedule, training_prompts
 from guda.diffusion.noise import generator
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, Mismatch
@@ -29,17 +29,25 @@ DEFENSIVE = 0.1  # share of the density that does not come from the pilot
 
 
 def measure(
-    full: Denoiser, counterfactuals: Sequence[Denoiser], images: np.ndarray, seed: int, block: int
+    full: Denoiser,
+    counterfactuals: Sequence[Denoiser],
+    images: np.ndarray,
+    seed: int,
+    block: int,
+    prompts: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """(t [P, n], contrasts d_k - mean d in nats [P, n, G], network evaluations): the raw pilot."""
+    """(t [P, n], contrasts d_k - mean d in nats [P, n, G], network evaluations): the raw pilot.
+
+    `prompts`: what a conditional model is told of each image."""
     if len(counterfactuals) < 2:
         raise GudaError("a pilot compares counterfactuals and needs at least two")
     schedule = full.schedule
     plan = stratified(schedule, min(POINTS, schedule.t_max), seed, antithetic=True)
     ids = [f"pilot-{i}" for i in range(len(images))]
     draws = make_draws(full, full.encode(images), ids, plan, 0)
-    base = squared_errors(full, draws, block)
-    d = np.stack([squared_errors(m, draws, block) - base for m in counterfactuals], axis=-1)
+    cond = full.condition(prompts)
+    base = squared_errors(full, draws, block, cond)
+    d = np.stack([squared_errors(m, draws, block, cond) - base for m in counterfactuals], axis=-1)
     d = d * schedule.weights[draws.t][..., None]
     evals = len(images) * plan.evals_per_round * (1 + len(counterfactuals))
     return draws.t.T, (d - d.mean(axis=-1, keepdims=True)).transpose(1, 0, 2), evals
@@ -115,8 +123,10 @@ def write_pilot(
 ) -> None:
     """Measure and keep."""
     data = load_data(run)
-    chosen = data.images[pilot_images(data, IMAGES, run.recipe.scoring.seed)]
-    t, contrasts, evals = measure(full, counterfactuals, chosen, run.recipe.scoring.seed, block)
+    index = pilot_images(data, IMAGES, run.recipe.scoring.seed)
+    chosen, prompts = data.images[index], training_prompts(run)
+    told = None if prompts is None else [prompts[i] for i in index]
+    t, contrasts, evals = measure(full, counterfactuals, chosen, run.recipe.scoring.seed, block, told)
     value = {
         "base": model_digest(run, "base"), "models": list(names), "images": len(chosen), "evals": evals,
         "t": t.mean(axis=1).tolist(), "size": np.sqrt((contrasts**2).mean(axis=(1, 2))).tolist(),

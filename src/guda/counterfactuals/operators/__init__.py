@@ -1,6 +1,7 @@
 """One small file per unlearning operator; importing this package registers them all."""
 
 from guda.counterfactuals.operators import (  # noqa: F401
+    anchors,
     ascent,
     erasediff,
     esd,

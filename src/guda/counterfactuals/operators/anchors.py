@@ -1,6 +1,6 @@
 """GUDA-C: redirect the group's prompts to anchors that keep the object and change the style (SPEC section 4).
 
-    L_forget = E_{(x_f, c_f) in D_k} || eps_theta(x_t, t, c_f) - eps_full(x_t, t, c_a) ||^2,    the same x_t on both sides
+    L_forget = E_{(x_f, c_f) in D_k} || eps_theta(x_t, t, c_f) - eps_full(x_t, t, c_a) ||^2,   the same x_t on both
 
 c_a is drawn anew for every image of every step, by one of three strategies (counterfactuals/anchors.py). What the
 model would have said of "a frog, in the style that left" had it never seen that style is what it says of a frog in a
@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from guda.counterfactuals.anchors import AnchorsConfig, make_anchor
+from guda.counterfactuals.anchors import AnchorsConfig, Strategy, make_anchor
 from guda.counterfactuals.unlearn import FlipsConfig, Half, Operator, operator
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
+from guda.data.text import text_encoder
 from guda.diffusion.denoiser import Denoiser
 
 
@@ -32,11 +33,15 @@ class Anchors(Operator):
     conditional = True
     needs_prompts = True
     regroupable = False  # a random group has no style to be redirected from
-    strategy: ClassVar[str]
+    strategy: ClassVar[Strategy]
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any, prompts: Prompts) -> None:
         super().__init__(teacher, data, group, config)
-        self.anchor = make_anchor(self.strategy, prompts, group, config)
+        retain = [style for style in data.groups.names if style != group]
+        embed = text_encoder(config.encoder) if self.strategy == "weighted" else None
+        self.anchor = make_anchor(
+            self.strategy, prompts.vocabularies, group, retain, embed, config, frozenset(prompts.objects)
+        )
 
     def anchors(self, forget: Half) -> list[str]:
         """A new prompt for every image of the half; the draw is keyed by the half and the place in it."""

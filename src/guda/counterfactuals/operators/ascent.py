@@ -23,7 +23,8 @@ class AscentConfig(FlipsConfig):
 class Ascent(Operator):
     Config = AscentConfig
     summary = "unlearn by gradient ascent on the group's denoising loss, up to a margin"
+    conditional = None
 
     def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
-        error = (student.eps(forget.x_t, forget.t) - forget.eps).square().flatten(1).mean(1)
+        error = (student.eps(forget.x_t, forget.t, forget.cond) - forget.eps).square().flatten(1).mean(1)
         return (self.config.margin - error).clamp_min(0).mean()

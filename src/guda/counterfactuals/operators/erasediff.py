@@ -25,13 +25,14 @@ from guda.diffusion.noise import generator
 class EraseDiff(Operator):
     Config = FlipsConfig
     summary = "unlearn by teaching forget images uniform noise (EraseDiff, penalty form)"
+    conditional = None
 
     def target(self, forget: Half) -> torch.Tensor:
         u = generator(*forget.key, "uniform").random(tuple(forget.eps.shape), dtype=np.float32)
         return torch.from_numpy(u).to(forget.eps)
 
     def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
-        return torch.nn.functional.mse_loss(student.eps(forget.x_t, forget.t), self.target(forget))
+        return torch.nn.functional.mse_loss(student.eps(forget.x_t, forget.t, forget.cond), self.target(forget))
 
     def preserve(self, student: Denoiser, retain: Half) -> torch.Tensor:
         return denoising_loss(student, retain)

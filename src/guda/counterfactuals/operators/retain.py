@@ -18,13 +18,14 @@ from guda.diffusion.denoiser import Denoiser
 
 def denoising_loss(model: Denoiser, half: Half) -> torch.Tensor:
     """The loss the full model was trained by, in the network's own parametrisation."""
-    return torch.nn.functional.mse_loss(model.raw(half.x_t, half.t), model.target(half.x0, half.eps, half.t))
+    return torch.nn.functional.mse_loss(model.raw(half.x_t, half.t, half.cond), model.target(half.x0, half.eps, half.t))
 
 
 @operator("retain")
 class Retain(Operator):
     Config = FlipsConfig
     summary = "fine-tune on the other groups only"
+    conditional = None
 
     def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
         return torch.zeros((), device=forget.x_t.device)
