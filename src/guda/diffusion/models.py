@@ -200,12 +200,15 @@ def training_prompts(run: Run) -> tuple[str, ...] | None:
 
 def train_model(run: Run, seed: int, checkpoint: Path, **options: Any) -> Trained:
     """The run's architecture trained by its recipe, from its pretrained start where it has one."""
+    from guda.diffusion.cache import cached_conditions, cached_latents
     from guda.diffusion.training import train
 
-    data, config = load_data(run), need_training(run)
+    data, config, denoiser, prompts = load_data(run), need_training(run), architecture(run), training_prompts(run)
+    cached_conditions(run, denoiser, prompts)
     return train(
-        architecture(run), data.images, data.groups, config, seed=seed, checkpoint=checkpoint, tick=progress.tick,
-        prompts=training_prompts(run), fine_tune=run.recipe.model.start is not None, **options,
+        denoiser, data.images, data.groups, config, seed=seed, checkpoint=checkpoint, tick=progress.tick,
+        prompts=prompts, fine_tune=run.recipe.model.start is not None,
+        latents=cached_latents(run, denoiser, data, config.flips), **options,
     )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def _named(index: Mapping[str, Any], part: str) -> str | None:
 
 def _check_parts(folder: Path, kind: Kind, index: Mapping[str, Any]) -> None:
     present = _present(kind, index)
-    wanted = {kind.network: (kind.net,), "vae": ("AutoencoderKL",)}
+    wanted: dict[str, tuple[str, ...]] = {kind.network: (kind.net,), "vae": ("AutoencoderKL",)}
     wanted |= {t: T5 if t == "text_encoder_3" else CLIP for t in present}
     wanted |= {tokenizer_of(t): TOKENIZERS for t in present}
     for part, classes in wanted.items():
