@@ -219,6 +219,8 @@ def make_operator(
         kind = "conditional" if teacher.conditional else "unconditional"
         known = [i for i, o in OPERATORS.items() if o.conditional in (None, teacher.conditional)]
         raise GudaError(f"{operator_id} is not defined for {kind} models, use {' or '.join(known)}")
+    if cls.conditional is None and teacher.conditional and prompts is None:
+        raise GudaError(f"{operator_id} is not defined for conditional models without prompts of the training images")
     if cls.needs_prompts:
         if prompts is None or teacher.frozen is None:
             raise GudaError(f"{operator_id} redirects prompts: it needs a text-to-image model and prompts=...")

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from guda.diffusion.models import load_data, run_schedule
+from guda.diffusion.models import asked_groups, run_schedule
 from guda.errors import GudaError
 from guda.methods.base import Method
 from guda.methods.elbo import ElboMethod
@@ -97,17 +97,19 @@ def leakage(score: np.ndarray, group: np.ndarray, n_groups: int) -> tuple[np.nda
 def measure_health(method: ElboMethod, images: Reference) -> Health:
     """From finished terms."""
     run, sets, read = method.run, method.sets(), method.reader(images.queries)
-    names = load_data(run).groups.names
+    names = method.groups
     d, t = method.contributions(sets, read), read(sets[0][0]).t
     score = d.mean(axis=0).sum(axis=-1)
-    outside = images.group[:, None] != np.arange(len(names))
-    matrix, error = leakage(score, images.group, len(names))
+    place = {method.number(name): k for k, name in enumerate(names)}
+    group = np.array([place[int(k)] for k in images.group])
+    outside = group[:, None] != np.arange(len(names))
+    matrix, error = leakage(score, group, len(names))
     edges = default_edges(run_schedule(run).T)
     parts = np.stack([by_band(d[:, :, k], t, edges) for k in range(len(names))], axis=-1)  # [bands, images, groups]
     return Health(
         method=method.method_id, artifact=Path(health_path(method)).stem, unit=method.unit, sign=SIGN, note=NOTE,
         estimand=run_plan(run).estimand, reference=images.queries.name, groups=list(names),
-        images=np.bincount(images.group, minlength=len(names)).tolist(), matrix=matrix.tolist(),
+        images=np.bincount(group, minlength=len(names)).tolist(), matrix=matrix.tolist(),
         stderr=[[None if np.isnan(e) else float(e) for e in row] for row in error],
         drift=_figures(measure(score, outside)),
         bands=[
@@ -137,4 +139,4 @@ def read_health(run: Run, method: Method) -> Health | None:
         found = Health.model_validate(read_json(path))
     except ValidationError as e:
         raise GudaError(f"{path} is damaged ({e.errors()[0]['msg']}); run: guda health {run.root}") from None
-    return found if tuple(found.groups) == load_data(run).groups.names else None
+    return found if tuple(found.groups) == asked_groups(run) else None

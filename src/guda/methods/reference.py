@@ -15,12 +15,13 @@ import numpy as np
 
 from guda.data.images import ImageData
 from guda.data.queries import Queries
-from guda.diffusion.models import architecture, load_data, training_prompts
+from guda.diffusion.models import architecture, asked_groups, load_data, training_prompts
 from guda.diffusion.noise import generator
 from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.elbo import ElboMethod
 from guda.runs.run import Run
+from guda.runs.store import digest
 from guda.scoring.bands import Bands
 from guda.scoring.terms import load_queries, score_tasks
 
@@ -34,24 +35,34 @@ class Reference:
     group: np.ndarray  # int64 [Q]: group number
 
 
-def reference_name(n: int, seed: int = SEED) -> str:
-    return f"reference-n{n}-s{seed}"
+def reference_name(n: int, seed: int = SEED, groups: Sequence[int] | None = None) -> str:
+    return f"reference-n{n}-s{seed}" + ("" if groups is None else f"-g{digest(list(groups), 6)}")
 
 
-def draw_reference(data: ImageData, n: int, seed: int = SEED, prompts: Sequence[str] | None = None) -> Queries:
-    """At most `n` images of each group; a smaller group gives all it has. `prompts`: of every training image."""
+def draw_reference(
+    data: ImageData,
+    n: int,
+    seed: int = SEED,
+    prompts: Sequence[str] | None = None,
+    groups: Sequence[int] | None = None,
+) -> Queries:
+    """At most `n` images of each group, or of each of `groups`; a smaller group gives all it has.
+
+    `prompts`: of every training image."""
     ids, positions = [], []
-    for k in range(len(data.groups)):
+    for k in range(len(data.groups)) if groups is None else groups:
         for i in generator(seed, "reference", k).permutation(data.groups.members(k))[:n]:
             ids.append(f"{k:04d}-{i:07d}")
             positions.append(int(i))
     told = None if prompts is None else tuple(prompts[i] for i in positions)
-    return Queries(tuple(ids), data.images[positions], told, reference_name(n, seed))
+    return Queries(tuple(ids), data.images[positions], told, reference_name(n, seed, groups))
 
 
 def reference(run: Run, seed: int = SEED) -> Reference:
     """The run's, of the size its recipe asks for; made where there is none."""
-    name = reference_name(run.recipe.scoring.reference, seed)
+    data = load_data(run)
+    groups = None if run.recipe.scoring.groups is None else [data.groups.index(g) for g in asked_groups(run)]
+    name = reference_name(run.recipe.scoring.reference, seed, groups)
     if not run.has(f"queries/{name}/index.json"):
         prompts = training_prompts(run)
         if prompts is None and architecture(run).conditional:
@@ -59,7 +70,7 @@ def reference(run: Run, seed: int = SEED) -> Reference:
                 "health and drift are measured on training images, and those of a conditional model have no prompts "
                 "here; use an unconditional model, and scoring.drift: keep"
             )
-        images = draw_reference(load_data(run), run.recipe.scoring.reference, seed, prompts)
+        images = draw_reference(data, run.recipe.scoring.reference, seed, prompts, groups)
         images.save(run.path("queries", name))
     queries = load_queries(run, name)
     numbers = np.array([[int(part) for part in i.split("-")] for i in queries.ids], np.int64)

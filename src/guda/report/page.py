@@ -17,7 +17,7 @@ import numpy as np
 
 from guda.data.images import ImageData
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data, model_digest
+from guda.diffusion.models import asked_groups, load_data, model_digest
 from guda.errors import GudaError, Mismatch
 from guda.evaluation import tables
 from guda.report import health, numbers, trust
@@ -108,6 +108,8 @@ def _context(run: Run, name: str) -> dict[str, Any]:
     from guda.verbs import placebo_null
 
     data, queries = load_data(run), load_queries(run, name)
+    if run.recipe.scoring.groups is not None:
+        data = data.only(asked_groups(run))
     found = read_scores(run, data, queries, name)
     main = main_method(run, found)
     nulls = {s.method: placebo_null(run, name, s.method) for s in found}

@@ -140,7 +140,7 @@ def tuning_queries(run: Run, seed: int | None, n: int) -> QueriesConfig:
         )
     if n < 2:
         raise GudaError(f"{n} tuning queries give no interval; give -n 2 or more")
-    return QueriesConfig(n=n, seed=seed, steps=reported.steps)
+    return reported.model_copy(update={"n": n, "seed": seed})
 
 
 def refuse_shared(run: Run, queries: str) -> None:
