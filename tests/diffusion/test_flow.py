@@ -16,8 +16,10 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
+from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.flow import FlowSchedule
 from guda.diffusion.loading import make_scheduler
+from guda.diffusion.sampling import sample
 from guda.diffusion.schedule import PREDICTIONS, Schedule
 from guda.errors import GudaError
 
@@ -149,6 +151,12 @@ def test_other_schedulers_are_refused_by_name_with_the_supported_ones(scheduler:
 def test_noise_levels_that_depend_on_more_than_t_are_refused(field: str) -> None:
     with pytest.raises(GudaError, match=rf"{field}.*fixed shift"):
         Schedule.from_scheduler(FlowMatchEulerDiscreteScheduler(**{field: True}))
+
+
+def test_flow_models_are_not_sampled_with_the_ancestral_sampler() -> None:
+    flow_model = Denoiser.from_module(torch.nn.Identity(), FlowMatchEulerDiscreteScheduler(), (1, 2, 2))
+    with pytest.raises(GudaError, match="not for flow matching"):
+        sample(flow_model, [0], seed=0)
 
 
 def test_impossible_flows_are_refused() -> None:

@@ -84,6 +84,9 @@ class Frozen(ABC):
         for i, prompt in enumerate(prompts):
             self._remembered[prompt] = {name: value[i] for name, value in tensors.items()}
 
+    def remembers(self, prompts: Sequence[str]) -> bool:
+        return all(p in self._remembered for p in prompts)
+
     def check_images(self, images: np.ndarray) -> None:
         if tuple(images.shape[1:]) != self.image_shape:
             c, h, w = self.image_shape

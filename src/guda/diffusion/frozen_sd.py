@@ -18,4 +18,4 @@ class StableDiffusion(LatentFrozen):
         return {"encoder_hidden_states": hidden}
 
     def call(self, module: nn.Module, x_t: torch.Tensor, t: torch.Tensor, cond: Cond) -> torch.Tensor:
-        return module(x_t, t, **cond.tensors).sample  # type: ignore[no-any-return]
+        return module(x_t, t, **cond.tensors).sample

@@ -35,6 +35,4 @@ class StableDiffusion3(LatentFrozen):
         # zeros are joined here and not in `embed`: 4 MB for every prompt kept
         hidden = pad(clip, (0, 0, 0, T5_LENGTH)) if t5 is None else torch.cat([clip, t5], dim=1)
         pooled = cond.tensors["pooled_projections"]
-        return net(  # type: ignore[no-any-return]
-            hidden_states=x_t, timestep=t, encoder_hidden_states=hidden, pooled_projections=pooled
-        ).sample
+        return net(hidden_states=x_t, timestep=t, encoder_hidden_states=hidden, pooled_projections=pooled).sample

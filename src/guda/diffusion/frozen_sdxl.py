@@ -31,7 +31,7 @@ class StableDiffusionXL(LatentFrozen):
         ids = self.time_ids().to(x_t.device).expand(len(x_t), 6)
         added = {"text_embeds": cond.tensors["text_embeds"], "time_ids": ids}
         hidden = cond.tensors["encoder_hidden_states"]
-        return module(x_t, t, encoder_hidden_states=hidden, added_cond_kwargs=added).sample  # type: ignore[no-any-return]
+        return module(x_t, t, encoder_hidden_states=hidden, added_cond_kwargs=added).sample
 
     def unconditional(self, n: int) -> Cond:
         """Zeros instead of the empty prompt, where the pipeline was trained so (`force_zeros_for_empty_prompt`)."""

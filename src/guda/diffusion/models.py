@@ -121,8 +121,8 @@ def model_digest(run: Run, name: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _load(path: str, scheduler: str | None, expected: str) -> Denoiser:
-    denoiser = Denoiser.from_pretrained(path, scheduler)
+def _load(path: str, scheduler: str | None, expected: str, lora: str | None = None) -> Denoiser:
+    denoiser = Denoiser.from_pretrained(path, scheduler, lora)
     if (found := denoiser.digest()) != expected:
         raise Mismatch(f"{path}: digest of the weights", found, expected, "the model changed since; use another run")
     return denoiser.to(default_device())
@@ -135,7 +135,7 @@ def load_model(run: Run, name: str) -> Denoiser:
         path = run.recipe.model.path if name == "base" else run.recipe.model.start
         if path is None:
             raise GudaError(f"{run.root}: the recipe names no pretrained start (model.start)")
-        return _load(path, run.recipe.model.scheduler, model_digest(run, name))
+        return _load(path, run.recipe.model.scheduler, model_digest(run, name), run.recipe.model.lora)
     folder = run.path("models", name)
     if not (folder / CARD).is_file():
         raise GudaError(f"{run.root} has no trained model yet; run: guda train {run.root}")
@@ -200,12 +200,15 @@ def training_prompts(run: Run) -> tuple[str, ...] | None:
 
 def train_model(run: Run, seed: int, checkpoint: Path, **options: Any) -> Trained:
     """The run's architecture trained by its recipe, from its pretrained start where it has one."""
+    from guda.diffusion.cache import cached_conditions, cached_latents
     from guda.diffusion.training import train
 
-    data, config = load_data(run), need_training(run)
+    data, config, denoiser, prompts = load_data(run), need_training(run), architecture(run), training_prompts(run)
+    cached_conditions(run, denoiser, prompts)
     return train(
-        architecture(run), data.images, data.groups, config, seed=seed, checkpoint=checkpoint, tick=progress.tick,
-        prompts=training_prompts(run), fine_tune=run.recipe.model.start is not None, **options,
+        denoiser, data.images, data.groups, config, seed=seed, checkpoint=checkpoint, tick=progress.tick,
+        prompts=prompts, fine_tune=run.recipe.model.start is not None,
+        latents=cached_latents(run, denoiser, data, config.flips), **options,
     )  # fmt: skip
 
 

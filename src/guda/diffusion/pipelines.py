@@ -137,7 +137,7 @@ def _named(index: Mapping[str, Any], part: str) -> str | None:
 
 def _check_parts(folder: Path, kind: Kind, index: Mapping[str, Any]) -> None:
     present = _present(kind, index)
-    wanted = {kind.network: (kind.net,), "vae": ("AutoencoderKL",)}
+    wanted: dict[str, tuple[str, ...]] = {kind.network: (kind.net,), "vae": ("AutoencoderKL",)}
     wanted |= {t: T5 if t == "text_encoder_3" else CLIP for t in present}
     wanted |= {tokenizer_of(t): TOKENIZERS for t in present}
     for part, classes in wanted.items():
@@ -161,7 +161,7 @@ def _reading(folder: Path) -> Iterator[None]:
     with quiet_loading(str(folder), "get the whole pipeline folder again, with safetensors weights"):
         try:
             yield
-        except (RuntimeError, TypeError) as e:
+        except Exception as e:  # safetensors, transformers and diffusers each raise their own for a damaged file
             raise ValueError(str(e)) from e
 
 

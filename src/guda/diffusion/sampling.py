@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.flow import FlowSchedule
 from guda.diffusion.noise import torch_seed
 from guda.errors import GudaError
 
@@ -37,6 +38,8 @@ def sample(
         raise GudaError("sampling from a conditional model needs prompts; score a folder of its images instead")
     if denoiser.scheduler is None:
         raise GudaError("the denoiser has no diffusers scheduler, so it cannot be sampled from")
+    if isinstance(denoiser.schedule, FlowSchedule):
+        raise GudaError("ancestral sampling is for DDPM-like models, not for flow matching; score a folder of images")
     scheduler = DDPMScheduler.from_config(denoiser.scheduler.config)
     scheduler.set_timesteps(min(steps or denoiser.schedule.T, denoiser.schedule.T))
     out = []

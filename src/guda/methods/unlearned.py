@@ -8,9 +8,10 @@ import numpy as np
 
 import guda.counterfactuals.operators  # noqa: F401  registers the operators
 from guda.counterfactuals.bank import file_name
-from guda.counterfactuals.unlearn import OPERATORS, Operator, unlearn_group
+from guda.counterfactuals.unlearn import OPERATORS, Operator, flips, unlearn_group
 from guda.data.prompts import load_prompts
 from guda.data.queries import Queries
+from guda.diffusion.cache import cached_conditions, cached_latents
 from guda.diffusion.models import (
     conditional_name,
     conditional_tasks,
@@ -112,9 +113,12 @@ def fit_group(run: Run, method: str, config: dict[str, Any], group: str) -> None
     if found.operator.needs_conditional:
         conditional = load_model(run, conditional_name(need_training(run).seed))
     notes: dict[str, Any] = {}
+    model, data = load_model(run, "base"), load_data(run)
+    prompts = None if run.recipe.prompts is None else load_prompts(run)
+    cached_conditions(run, model, None if prompts is None else prompts.training)
     made = unlearn_group(
-        load_model(run, "base"), load_data(run), group, method, found.config, progress.tick, conditional, notes,
-        None if run.recipe.prompts is None else load_prompts(run),
+        model, data, group, method, found.config, progress.tick, conditional, notes, prompts,
+        cached_latents(run, model, data, flips(found.config)),
     )  # fmt: skip
     path = run.path(found.file(group))
     if notes:  # first: the counterfactual says that the task is done

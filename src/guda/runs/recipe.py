@@ -86,6 +86,9 @@ class ModelConfig(Config):
         None,
         description="Noise schedule: KIND:STEPS[:PREDICTION] or a folder; needed unless `path` brings its own.",
     )
+    lora: str | None = Field(
+        None, description="A diffusers LoRA file (.safetensors) added to the weights of the pipeline `path` or `start`."
+    )
     start: str | None = Field(
         None, description="A pretrained model (folder or Hub id) that the full and LOGO models are fine-tuned from."
     )

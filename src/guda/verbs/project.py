@@ -64,7 +64,7 @@ def _absolute(recipe: Recipe) -> Recipe:
     """Folders by their full path, so that the run works from any directory."""
     value = recipe.model_dump(mode="json")
     for section, key in (
-        ("data", "source"), ("model", "path"), ("model", "start"), ("model", "scheduler"),
+        ("data", "source"), ("model", "path"), ("model", "start"), ("model", "scheduler"), ("model", "lora"),
         ("prompts", "path"), ("prompts", "encoder"), ("prompts", "model"),
     ):  # fmt: skip
         given = (value[section] or {}).get(key) or ""
@@ -81,11 +81,13 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
     if recipe.model.path is None and recipe.training is None:
         raise GudaError("no model: give --model FOLDER, or a recipe with a `training` section for `guda train`")
     if (path := recipe.model.path or recipe.model.start) is None:
+        if recipe.model.lora is not None:
+            raise GudaError("model.lora is added to a given pipeline; give model.path or model.start too")
         model = build(recipe.model, data.shape)
         _check_told(recipe, model, data)
         _try(model, "model.options")
         return None
-    model = Denoiser.from_pretrained(path, recipe.model.scheduler)
+    model = Denoiser.from_pretrained(path, recipe.model.scheduler, recipe.model.lora)
     _check_told(recipe, model, data)
     if model.image_shape != data.shape:
         (c, h, w), (dc, dh, dw) = model.image_shape, data.shape
