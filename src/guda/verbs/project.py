@@ -30,8 +30,8 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
         if name not in known_methods():
             raise GudaError(f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(known_methods()))}")
         config = parse_config(known_methods()[name].Config, recipe.methods[name], f"methods.{name}")
-        for half in (getattr(config, "tuned", None), getattr(config, "rule", None)):
-            if half is not None and half not in known_methods():
+        for half in (config.tuned, config.rule) if hasattr(config, "tuned") else ():  # a hybrid's methods
+            if half not in known_methods():
                 raise GudaError(f"methods.{name}: unknown method {half!r}; known: {', '.join(sorted(known_methods()))}")
     if root.exists() and not root.is_dir():
         raise GudaError(f"{root} is a file; choose another name for the run folder")
