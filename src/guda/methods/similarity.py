@@ -16,7 +16,7 @@ from guda.baselines.efficientnet import SIZE, STRIDES, efficientnet, pooled, sta
 from guda.baselines.encoders import CLIP, transformer
 from guda.baselines.similarity import ENCODERS, Encoder, cosine_to_means, cosines, group_means
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data
+from guda.diffusion.models import asked_groups, load_data
 from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.base import METHODS, Method, get_method, method
@@ -84,10 +84,11 @@ class Similarity(Method):
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         tensors, _ = read_tensors(self.run.path(self._file))
+        groups, every = asked_groups(self.run), load_data(self.run).groups
+        score = self._scores(queries, tensors["means"].numpy())[:, [every.index(name) for name in groups]]
         return Scores(
             method=self.method_id, unit=self.unit, estimand=ESTIMANDS[self.config.rule],
-            queries=queries.ids, groups=load_data(self.run).groups.names,
-            score=self._scores(queries, tensors["means"].numpy()), n_evals=0,
+            queries=queries.ids, groups=groups, score=score, n_evals=0,
         )  # fmt: skip
 
     def fit_evals(self) -> float:
