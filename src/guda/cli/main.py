@@ -19,6 +19,7 @@ from guda.cli.bank import app as bank
 from guda.cli.options import Json, Method, QuerySet, RunFolder, Workers
 from guda.cli.options import make_engine as _engine
 from guda.cli.options import say as _say
+from guda.cli.prompts import app as prompts
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -376,6 +377,7 @@ def status(run: RunFolder, as_json: Json = False) -> None:
 
 
 app.add_typer(bank, name="bank")
+app.add_typer(prompts, name="prompts")
 app.command()(experiments.tune)
 app.command()(experiments.ablate)
 

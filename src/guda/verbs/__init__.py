@@ -5,6 +5,7 @@ from guda.verbs.evaluate import evaluate, evaluate_bands, pipeline
 from guda.verbs.health import health, health_methods
 from guda.verbs.plan import Budget, plan
 from guda.verbs.project import change_queries, change_scoring, change_settings, init, status
+from guda.verbs.prompts import prompts_build, prompts_show
 from guda.verbs.queries import add_queries, choose_or_add_queries, choose_queries
 from guda.verbs.score import band_shares, evals_per_picture, placebo_null, score, scored_methods, scores_path, variant
 from guda.verbs.space import parse_space, read_space
@@ -37,6 +38,8 @@ __all__ = [
     "pipeline",
     "placebo_null",
     "plan",
+    "prompts_build",
+    "prompts_show",
     "read_ablation",
     "read_space",
     "sample",

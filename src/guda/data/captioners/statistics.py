@@ -182,12 +182,13 @@ def _rim_darker(v: View) -> np.ndarray:
     return darker * (1 - np.minimum(1, 3 * _share(v.dark, v.rim)))
 
 
+# Opposites are different words ("bold outlines", "borderless"): a text encoder hardly hears "no", "low" and "high".
 STATISTICS: dict[str, Callable[[View], np.ndarray]] = {
     # lines
     "bold outlines": lambda v: _share(v.dark, v.rim),
     "thin lines": _thin,
-    "tinted outlines": _rim_darker,
-    "no outlines": lambda v: -_share(v.light < 0.5, v.rim),
+    "shaded rims": _rim_darker,
+    "borderless": lambda v: -_share(v.light < 0.5, v.rim),
     "line art": lambda v: _share(~v.ink, v.inside),
     "solid black": lambda v: _share(v.dark & (v.chroma < GREY), v.core),
     # surfaces
@@ -204,15 +205,15 @@ STATISTICS: dict[str, Callable[[View], np.ndarray]] = {
     "monochrome": lambda v: _share(v.chroma < GREY, v.inside),
     "vivid colors": lambda v: _share(v.chroma > 0.75, v.inside),
     "muted colors": lambda v: _share((v.chroma >= GREY) & (v.chroma < MUTED) & (v.light < LIGHT), v.inside),
-    "pastel colors": lambda v: _share((v.chroma >= GREY) & (v.chroma < MUTED) & (v.light >= LIGHT), v.inside),
+    "pastel": lambda v: _share((v.chroma >= GREY) & (v.chroma < MUTED) & (v.light >= LIGHT), v.inside),
     "warm tones": lambda v: _mean(np.maximum(v.x[..., 0] - v.x[..., 2], 0), v.inside),
     "cool tones": lambda v: _mean(np.maximum(v.x[..., 2] - v.x[..., 0], 0), v.inside),
-    "bright palette": lambda v: _mean(v.light, v.inside & v.ink),
+    "luminous": lambda v: _mean(v.light, v.inside & v.ink),
     "gray tones": lambda v: _share((v.chroma < 2 * GREY) & (v.light > DARK) & v.ink, v.inside),
-    "limited palette": lambda v: (v.colors**2).sum(axis=1),
-    "rich palette": _entropy,
+    "uniform": lambda v: (v.colors**2).sum(axis=1),
+    "multicolored": _entropy,
     "high contrast": _shape_contrast,
-    "low contrast": lambda v: -_shape_contrast(v),
+    "even tones": lambda v: -_shape_contrast(v),
     # composition
     "sparse": lambda v: -v.ink.mean(axis=(1, 2)),
     "filled shapes": lambda v: _share(v.ink, v.inside) * v.inside.mean(axis=(1, 2)),
