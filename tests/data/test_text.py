@@ -101,10 +101,18 @@ def test_a_stable_diffusion_folder_lends_its_text_encoder(tmp_path: Path) -> Non
 def test_weights_that_are_not_there_are_one_line(tmp_path: Path) -> None:
     folder = write_clip(tmp_path / "clip")
     (folder / "model.safetensors").unlink()
+    broken = write_clip(tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"junk")
     bert = tmp_path / "bert"
     shutil.copytree(folder, bert)
     (bert / "config.json").write_text('{"model_type": "bert"}')
-    for spec in (f"clip:{folder}", f"clip:{bert}", "clip:/no/where", "clip:no-such-owner/no-such-model"):
+    for spec in (
+        f"clip:{folder}",
+        f"clip:{bert}",
+        f"clip:{broken}",
+        "clip:/no/where",
+        "clip:no-such-owner/no-such-model",
+    ):
         with pytest.raises(GudaError, match=r"cannot be loaded .* or use minilm") as e:
             text_encoder(spec)
         assert "\n" not in str(e.value)

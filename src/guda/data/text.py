@@ -137,6 +137,8 @@ class _Answer:
 @contextmanager
 def quiet_loading(what: str, hint: str) -> Iterator[None]:
     """No progress bars; whatever transformers says of missing weights becomes one line. Nothing pickled is read."""
+    from safetensors import SafetensorError
+
     try:
         from transformers.utils import logging
     except ImportError:
@@ -146,7 +148,7 @@ def quiet_loading(what: str, hint: str) -> Iterator[None]:
     logging.set_verbosity_error()  # a text half of a whole CLIP has unused weights, which is no news
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError) as e:
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as e:
         raise GudaError(f"{what} cannot be loaded ({' '.join(str(e).split())[:160]}); {hint}") from None
     finally:
         logging.set_verbosity(level)
