@@ -9,9 +9,10 @@ import torch
 
 from guda.counterfactuals import nearest
 from guda.counterfactuals.operators.retrack import Retrack, RetrackConfig
-from guda.counterfactuals.unlearn import Half, make_sides
+from guda.counterfactuals.unlearn import Half, Inputs, make_sides
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.latents import Latents
 
 TIMES = torch.tensor([3, 20, 45, 70, 97])
 
@@ -100,7 +101,10 @@ def test_flips_mirror_half_of_the_drawn_images_and_change_nothing_else(model: De
 
     def drawn(**values: Any) -> list[Half]:
         operator = rule(model, data, batch_forget=200, batch_retain=200, **values)
-        return [s.draw(model, x0, operator.config, "a", 4) for s in make_sides(operator, operator.config)[0]]
+        return [
+            s.draw(model, Inputs(Latents(x0)), operator.config, "a", 4)
+            for s in make_sides(operator, operator.config)[0]
+        ]
 
     for plain, flipped, again in zip(drawn(), drawn(flips=True), drawn(flips=True), strict=True):
         assert torch.equal(plain.t, flipped.t)

@@ -16,7 +16,7 @@ import typer
 from guda import __version__
 from guda.cli import experiments
 from guda.cli.bank import app as bank
-from guda.cli.options import Json, Method, QuerySet, RunFolder, Workers
+from guda.cli.options import Groups, Json, Method, QuerySet, RunFolder, Workers
 from guda.cli.options import make_engine as _engine
 from guda.cli.options import say as _say
 from guda.cli.prompts import app as prompts
@@ -109,6 +109,9 @@ def init(
         typer.Option(help="Noise schedule KIND:STEPS[:PREDICTION] or folder, if the model brings none."),
     ] = None,
     group_by: Annotated[str | None, typer.Option(help="Folder level (level:2) or metadata column.")] = None,
+    content_by: Annotated[
+        str | None, typer.Option(help="What an image shows, for text-to-image: folder level or metadata column.")
+    ] = None,
     size: Annotated[int | None, typer.Option(help="Resize and centre-crop images to this many pixels.", min=1)] = None,
     recipe: Annotated[
         str | None, typer.Option(help="Recipe file, or the name of a shipped one; options here override it.")
@@ -119,12 +122,14 @@ def init(
     from guda import verbs
     from guda.diffusion.models import load_data
 
-    chosen = _recipe(recipe, data=data, model=model, scheduler=scheduler, group_by=group_by, size=size)
+    chosen = _recipe(recipe, data=data, model=model, scheduler=scheduler, group_by=group_by,
+                     content_by=content_by, size=size)  # fmt: skip
     folder = verbs.init(run, chosen, keep_edits=recipe is None)
     summary = load_data(folder).summary()
     text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
     text += [f"  {name:<20} {n:>7} images  {share:6.1%}" for name, n, share in summary]
-    text += [f"Next: guda {'fit' if chosen.model.path else 'train'} {folder.root}"]
+    then = "prompts build" if chosen.prompts else "fit" if chosen.model.path else "train"
+    text += [f"Next: guda {then} {folder.root}"]
     groups = {name: n for name, n, _ in summary}
     _say({"run": str(folder.root), "groups": groups, "model": folder.info["model"]}, "\n".join(text), as_json)
 
@@ -133,7 +138,8 @@ def _recipe(name: str | None, **given: Any) -> Recipe:
     from guda.runs.recipe import Recipe, builtin_recipe
 
     if name is None:
-        base: dict[str, Any] = builtin_recipe("own-data").model_dump(mode="json")
+        own = "own-data" if given["content_by"] is None else "own-style"  # images of the same things in several styles
+        base: dict[str, Any] = builtin_recipe(own).model_dump(mode="json")
         if given["data"] is None:
             raise GudaError("give --data FOLDER (images in one sub-folder per group), or --recipe")
         base["name"] = Path(given["data"]).name or given["data"]
@@ -142,7 +148,7 @@ def _recipe(name: str | None, **given: Any) -> Recipe:
         base = found.model_dump(mode="json")
     if given["data"] is not None:
         base["data"]["source"] = given["data"]
-    for option in ("group_by", "size"):
+    for option in ("group_by", "content_by", "size"):
         if given[option] is not None:
             base["data"][option] = given[option]
     if given["model"] is not None:
@@ -173,6 +179,7 @@ def fit(
     placebos: Annotated[
         int, typer.Option(help="Unlearn so many random groups too: what a score is where there is no group.", min=0)
     ] = 0,
+    groups: Groups = None,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
@@ -181,6 +188,7 @@ def fit(
     from guda.runs.run import Run
 
     folder = Run.open(run)
+    verbs.change_groups(folder, groups)
     if settings:
         verbs.change_settings(folder, method or [], settings)
     methods = method or [m for m in folder.recipe.methods if m != "logo"]
@@ -225,6 +233,7 @@ def score(
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of draws; kept in the recipe.", min=1)] = None,
     drift: Drift = None,
+    groups: Groups = None,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
@@ -233,6 +242,7 @@ def score(
     from guda.runs.run import Run
 
     folder = Run.open(run)
+    verbs.change_groups(folder, groups)
     methods = method or verbs.fitted_methods(folder)
     if not methods:
         raise GudaError(f"nothing is fitted in {run} yet; run: guda fit {run}")

@@ -12,6 +12,12 @@ RunFolder = Annotated[Path, typer.Argument(help="The run folder.", show_default=
 Workers = Annotated[int | None, typer.Option(help="Worker processes; default: one per core.", min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 Method = Annotated[list[str] | None, typer.Option("--method", "-m", help="Method id; repeat for several.")]
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        "--groups", help="Fit and score these groups only, e.g. Cubism,Dapple; kept in the recipe. `all` undoes it."
+    ),
+]
 QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder of pictures, or a query set's name.")]
 
 

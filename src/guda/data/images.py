@@ -120,8 +120,7 @@ class ImageData:
     def _pixels(self, indices: np.ndarray) -> np.ndarray:
         """A selection that nobody else holds, so it need not be copied a second time to be frozen."""
         images = self.images[indices]
-        if not np.shares_memory(images, self.images):
-            images.setflags(write=False)
+        images.setflags(write=False)
         return images
 
     def summary(self) -> list[tuple[str, int, float]]:

@@ -120,7 +120,8 @@ def build(
         if (style, thing) in first
     }
     objects = set(data.contents)
-    for prompt, thing in zip(training, data.contents, strict=True):
+    pairs = [*zip(training, data.contents, strict=True), *((p, thing) for (_, thing), p in evaluation.items())]
+    for prompt, thing in pairs:
         if (found := parse(prompt, objects).object) != thing:
             raise GudaError(
                 f"objects {thing!r} and {found!r} cannot be told apart in the prompt {prompt!r}; rename one of them"

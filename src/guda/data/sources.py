@@ -19,6 +19,7 @@ import numpy as np
 
 from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
+from guda.data.keyed import ordered
 from guda.errors import GudaError
 
 Loader = TypeVar("Loader", bound=Callable[..., ImageData])
@@ -79,11 +80,13 @@ def load_source(
     content_by: str | None = None,
     groups: Sequence[str] | None = None,
     limit_per_group: int | None = None,
+    limit_contents: int | None = None,
     seed: int = 0,
 ) -> ImageData:
     """A registered source, or the image folder at a path; write ./digits for a folder named like a source.
 
     groups: only these, in the source's order.
+    limit_contents: images of so many contents (objects) only, the same in every group, drawn by `seed`.
     limit_per_group: at most this many images of each group, drawn by `seed`; the order of the images is kept.
     """
     name = str(name_or_path)
@@ -118,7 +121,20 @@ def load_source(
             )
     data = loader(**options)
     data = data if groups is None else data.only(groups)
+    data = data if limit_contents is None else keep_contents(data, limit_contents, seed)
     return data if limit_per_group is None else limit_groups(data, limit_per_group, seed)
+
+
+def keep_contents(data: ImageData, n: int, seed: int) -> ImageData:
+    """The images of `n` contents, in their old order; which ones depends on their names and `seed` alone."""
+    if data.contents is None:
+        raise GudaError(f"limit_contents: data {data.name!r} do not say what each image shows; give content_by")
+    names = sorted(set(data.contents))
+    if n > len(names):
+        raise GudaError(f"limit_contents = {n}, but the images of {data.name!r} show {len(names)} different things")
+    kept = set(ordered(names, seed, "contents")[:n])
+    taken = data.take(np.array([i for i, content in enumerate(data.contents) if content in kept]))
+    return replace(taken, meta={**data.meta, "limit_contents": int(n), "limit_seed": int(seed)})
 
 
 def limit_groups(data: ImageData, limit: int, seed: int) -> ImageData:

@@ -4,7 +4,7 @@
     RUN/cache/prompts-<frozen part>-<texts>.safetensors        every text once
 
 A VAE takes longer over 24,000 pictures than a hundred training steps, and every LOGO model and every unlearning sees
-the same latents. Files are memory-mapped, so that processes share them. Models without a VAE need none of this.
+the same latents. Files are memory-mapped, so that processes share them. Models without a VAE need no latents kept.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def cached_latents(run: Run, denoiser: Denoiser, data: ImageData, flips: bool = 
 def cached_conditions(run: Run, denoiser: Denoiser, prompts: Sequence[str] | None) -> None:
     """From here on `denoiser.condition` reads these prompts from the run's file instead of asking the text encoder."""
     frozen = denoiser.frozen
-    if prompts is None or not isinstance(frozen, LatentFrozen):
+    if prompts is None or frozen is None:
         return
-    texts = sorted(set(prompts))
+    texts = sorted({"", *prompts})
     if frozen.remembers(texts):
         return
     path = run.path("cache", f"prompts-{digest(frozen.digest())}-{digest(texts)}.safetensors")

@@ -23,6 +23,7 @@ from guda.runs.run import Run
 from guda.runs.store import atomic_folder, read_json, write_json
 
 if TYPE_CHECKING:
+    from guda.diffusion.latents import Latents
     from guda.diffusion.training import Trained
 
 LABEL_DROPOUT = 0.1  # share of images that the conditional model sees under the null label
@@ -203,16 +204,23 @@ def training_prompts(run: Run) -> tuple[str, ...] | None:
 
 def train_model(run: Run, seed: int, checkpoint: Path, **options: Any) -> Trained:
     """The run's architecture trained by its recipe, from its pretrained start where it has one."""
-    from guda.diffusion.cache import cached_conditions, cached_latents
     from guda.diffusion.training import train
 
-    data, config, denoiser, prompts = load_data(run), need_training(run), architecture(run), training_prompts(run)
-    cached_conditions(run, denoiser, prompts)
+    data, config, denoiser = load_data(run), need_training(run), architecture(run)
+    latents, prompts = training_inputs(run, denoiser, config.flips)
     return train(
         denoiser, data.images, data.groups, config, seed=seed, checkpoint=checkpoint, tick=progress.tick,
-        prompts=prompts, fine_tune=run.recipe.model.start is not None,
-        latents=cached_latents(run, denoiser, data, config.flips), **options,
+        latents=latents, prompts=prompts, fine_tune=run.recipe.model.start is not None, **options,
     )  # fmt: skip
+
+
+def training_inputs(run: Run, denoiser: Denoiser, flips: bool) -> tuple[Latents, tuple[str, ...] | None]:
+    """The training images as the model sees them and what it is told of each; encoded once per run."""
+    from guda.diffusion.cache import cached_conditions, cached_latents
+
+    prompts = training_prompts(run)
+    cached_conditions(run, denoiser, prompts)
+    return cached_latents(run, denoiser, load_data(run), flips), prompts
 
 
 def conditional_tasks(run: Run) -> list[Task]:

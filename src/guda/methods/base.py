@@ -33,6 +33,7 @@ class Method(ABC):
     Config: ClassVar[type[Config]]
     unit: ClassVar[str] = "nats"
     summary: ClassVar[str] = ""  # one line: what it does
+    ranks_groups: ClassVar[bool] = True  # False: a reference row, which no ranking is compared with
     trains: ClassVar[bool] = False  # fitting it trains whole models, so the recipe needs a `training` section
 
     def __init__(self, run: Run, method_id: str, config: Any) -> None:
@@ -95,6 +96,7 @@ def _load_all() -> None:
     import guda.methods.hybrid
     import guda.methods.logo
     import guda.methods.posterior
+    import guda.methods.pretrained
     import guda.methods.similarity
     import guda.methods.unlearned  # noqa: F401
 

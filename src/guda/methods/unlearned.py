@@ -11,7 +11,6 @@ from guda.counterfactuals.bank import file_name
 from guda.counterfactuals.unlearn import OPERATORS, Operator, flips, unlearn_group
 from guda.data.prompts import load_prompts
 from guda.data.queries import Queries
-from guda.diffusion.cache import cached_conditions, cached_latents
 from guda.diffusion.models import (
     conditional_name,
     conditional_tasks,
@@ -20,6 +19,7 @@ from guda.diffusion.models import (
     model_files,
     need_training,
     prompt_files,
+    training_inputs,
 )
 from guda.engine.tasks import Task
 from guda.errors import GudaError
@@ -113,13 +113,11 @@ def fit_group(run: Run, method: str, config: dict[str, Any], group: str) -> None
     if found.operator.needs_conditional:
         conditional = load_model(run, conditional_name(need_training(run).seed))
     notes: dict[str, Any] = {}
-    model, data = load_model(run, "base"), load_data(run)
-    prompts = None if run.recipe.prompts is None else load_prompts(run)
-    cached_conditions(run, model, None if prompts is None else prompts.training)
+    model, prompts = load_model(run, "base"), None if run.recipe.prompts is None else load_prompts(run)
+    latents, _ = training_inputs(run, model, flips(found.config))
     made = unlearn_group(
-        model, data, group, method, found.config, progress.tick, conditional, notes, prompts,
-        cached_latents(run, model, data, flips(found.config)),
-    )  # fmt: skip
+        model, load_data(run), group, method, found.config, progress.tick, conditional, notes, prompts, latents
+    )
     path = run.path(found.file(group))
     if notes:  # first: the counterfactual says that the task is done
         write_json(path.with_suffix(".json"), notes)

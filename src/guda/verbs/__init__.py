@@ -4,7 +4,7 @@ from guda.verbs.ablate import ablate, read_ablation
 from guda.verbs.evaluate import evaluate, evaluate_bands, pipeline
 from guda.verbs.health import health, health_methods
 from guda.verbs.plan import Budget, plan
-from guda.verbs.project import change_queries, change_scoring, change_settings, init, status
+from guda.verbs.project import change_groups, change_queries, change_scoring, change_settings, init, status
 from guda.verbs.prompts import prompts_build, prompts_show
 from guda.verbs.queries import add_queries, choose_or_add_queries, choose_queries
 from guda.verbs.score import band_shares, evals_per_picture, placebo_null, score, scored_methods, scores_path, variant
@@ -18,6 +18,7 @@ __all__ = [
     "ablate",
     "add_queries",
     "band_shares",
+    "change_groups",
     "change_queries",
     "change_scoring",
     "change_settings",

@@ -30,8 +30,8 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
         if name not in known_methods():
             raise GudaError(f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(known_methods()))}")
         config = parse_config(known_methods()[name].Config, recipe.methods[name], f"methods.{name}")
-        for half in (getattr(config, "tuned", None), getattr(config, "rule", None)):
-            if half is not None and half not in known_methods():
+        for half in (config.tuned, config.rule) if hasattr(config, "tuned") else ():  # a hybrid's methods
+            if half not in known_methods():
                 raise GudaError(f"methods.{name}: unknown method {half!r}; known: {', '.join(sorted(known_methods()))}")
     if root.exists() and not root.is_dir():
         raise GudaError(f"{root} is a file; choose another name for the run folder")
@@ -42,6 +42,8 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
     writable(root)
     options = recipe.data.model_dump()
     data = load_source(options.pop("source"), **options)
+    for name in recipe.scoring.groups or ():
+        data.groups.index(name)
     model = _check_model(recipe, data)
     schedule = (model or build(recipe.model, data.shape)).schedule
     lock = {"data_digest": data.digest, "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
@@ -186,6 +188,22 @@ def change_scoring(run: Run, **changes: Any) -> None:
         schedule = run_schedule(run)
         make_plan(schedule, recipe.scoring, prior_density(schedule))
         run.update(recipe)
+
+
+def change_groups(run: Run, text: str | None) -> None:
+    """`--groups a,b`: which groups are fitted and scored, kept in the run's recipe; `all` undoes it."""
+    if text is None:
+        return
+    known = load_data(run).groups
+    names = None if text == "all" else [name.strip() for name in text.split(",")]
+    if names is not None:
+        for name in names:
+            known.index(name)  # refuses an unknown one, naming those there are
+        if len(set(names)) < 2:
+            raise GudaError(f"--groups {text!r}: attribution compares groups; give at least two, or `all`")
+    value = run.recipe.model_dump(mode="json")
+    value["scoring"]["groups"] = names
+    run.update(Recipe.from_dict(value, "the changed recipe"))
 
 
 def change_queries(run: Run, n: int | None, seed: int | None) -> None:

@@ -151,10 +151,10 @@ def scores_path(run: Run, queries: str, method: str, variant: str | None = None)
 
 
 def scored_methods(run: Run, queries: str) -> list[str]:
-    """Methods with scores of this set, recipe order first; LOGO's single seeds are not methods."""
+    """Methods with scores of this set, recipe order first; LOGO's single seeds and reference rows are not methods."""
     found = {p.stem for p in run.path("scores", queries).glob("*.parquet")}
-    names = [*run.recipe.methods, *sorted(found)]
-    return [m for m in dict.fromkeys(names) if m in found and m in known_methods()]
+    names, known = [*run.recipe.methods, *sorted(found)], known_methods()
+    return [m for m in dict.fromkeys(names) if m in found and m in known and known[m].ranks_groups]
 
 
 def band_shares(run: Run, name: str, method: str) -> dict[str, float]:

@@ -65,7 +65,13 @@ def sample(run: Run, engine: Engine) -> str:
 def fitted_methods(run: Run) -> list[str]:
     """Methods with a finished artifact: the recipe's, then others."""
     names = [*run.recipe.methods, *(m for m in known_methods() if m not in run.recipe.methods)]
-    return [m for m in names if (m != "logo" or run.recipe.training) and get_method(run, m).fitted()]
+    return [m for m in names if (m != "logo" or run.recipe.training) and _set(run, m) and get_method(run, m).fitted()]
+
+
+def _set(run: Run, name: str) -> bool:
+    """Whether its settings are known: a method that needs some to be given is fitted only where a recipe gives them."""
+    fields = known_methods()[name].Config.model_fields.values() if name in known_methods() else ()
+    return name in run.recipe.methods or not any(f.is_required() for f in fields)
 
 
 def check_fitted(run: Run, methods: Sequence[str]) -> None:

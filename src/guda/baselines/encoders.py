@@ -1,0 +1,141 @@
+"""Image encoders that are networks: pictures in, one vector each out, whatever else is in the batch.
+
+Networks see blocks of a fixed number of pictures, the last one filled up, because kernels are chosen by shape: the
+vector of a picture would otherwise depend in its last bits on how many others came with it. Pictures are scaled and
+cut as the encoder's own `preprocessor_config.json` says, with Pillow; torchvision is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from guda.errors import GudaError
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 8  # pictures in one forward pass
+CLIP = "openai/clip-vit-large-patch14"  # the paper's for UnlearnCanvas; clip-vit-base-patch32 for CIFAR-10
+
+
+def missing(package: str) -> GudaError:
+    return GudaError(f"this encoder needs {package}, which is not installed; pip install 'guda[encoders]'")
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def squares(images: np.ndarray, size: int, crop: int | None = None, resample: int = 3) -> Iterator[np.ndarray]:
+    """Float32 [3, crop, crop] in 0..255: shorter side scaled to `size` (3 = bicubic), the centre cut out."""
+    from PIL import Image
+
+    crop = size if crop is None else crop
+    for image in images:
+        picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).convert("RGB")
+        short = min(picture.size)
+        width, height = (side * size // short for side in picture.size)
+        if (width, height) != picture.size:
+            picture = picture.resize((width, height), Image.Resampling(resample))
+        left, top = (width - crop) // 2, (height - crop) // 2
+        picture = picture.crop((left, top, left + crop, top + crop))
+        yield np.asarray(picture, np.float32).transpose(2, 0, 1)
+
+
+def in_blocks(
+    pictures: Iterable[np.ndarray], encode: Callable[[torch.Tensor], torch.Tensor], block: int = BLOCK
+) -> np.ndarray:
+    """float64 [n, d]: `encode` sees exactly `block` pictures each time; zeros fill up the last."""
+    import torch
+
+    found: list[np.ndarray] = []
+    waiting: list[np.ndarray] = []
+
+    def flush() -> None:
+        batch = np.zeros((block, *waiting[0].shape), np.float32)
+        batch[: len(waiting)] = waiting
+        with torch.inference_mode():
+            features = encode(torch.from_numpy(batch))
+        found.append(features[: len(waiting)].double().cpu().numpy())
+        waiting.clear()
+
+    for picture in pictures:
+        waiting.append(picture)
+        if len(waiting) == block:
+            flush()
+    if waiting:
+        flush()
+    return np.concatenate(found)
+
+
+# --- transformers ---------------------------------------------------------------------------------
+
+
+def _side(value: Any, default: int) -> int:
+    """`224`, `{"shortest_edge": 224}` and `{"height": 224, "width": 224}` are the same square."""
+    if isinstance(value, Mapping):
+        value = value.get("shortest_edge") or value.get("height")
+    return int(value) if value else default
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, only_clip: bool) -> tuple[Callable[[torch.Tensor], torch.Tensor], dict[str, Any]]:
+    """Embeddings of prepared pictures, and how to prepare them."""
+    try:
+        import transformers
+        from transformers.image_processing_base import ImageProcessingMixin
+    except ImportError:
+        raise missing("transformers") from None
+    from guda.diffusion.denoiser import default_device
+
+    try:
+        kind = transformers.AutoConfig.from_pretrained(name).model_type
+        if only_clip and not kind.startswith("clip"):
+            raise GudaError(f"{name} is a {kind}, not CLIP; use it as similarity-encoder")
+        loaders = {"clip": transformers.CLIPModel, "clip_vision_model": transformers.CLIPVisionModelWithProjection}
+        loader = loaders.get(kind, transformers.AutoModel)
+        network, report = loader.from_pretrained(name, use_safetensors=True, output_loading_info=True)
+        settings, _ = ImageProcessingMixin.get_image_processor_dict(name)
+    except (OSError, ValueError, RuntimeError) as e:
+        reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
+        raise GudaError(f"cannot load the image encoder {name!r} ({reason}); give its folder or its name") from None
+    absent = sorted(report["missing_keys"])
+    tower = getattr(network, "vision_model", network).to(default_device()).eval()
+    if kind in loaders and not absent:
+        projection = network.visual_projection.to(default_device())
+        return lambda x: projection(tower(pixel_values=x).pooler_output), settings
+    if kind in loaders or not all("pooler" in key for key in absent):
+        raise GudaError(f"the image encoder {name!r} lacks weights ({absent[0]}, ...); they would be random")
+    return lambda x: _summary(tower(pixel_values=x), pooled=not absent), settings
+
+
+def _summary(output: Any, pooled: bool) -> torch.Tensor:
+    """The pooled output; without one, or where its weights were not saved, the mean of the last tokens or map."""
+    if pooled and getattr(output, "pooler_output", None) is not None:
+        return output.pooler_output.flatten(1)
+    last = output.last_hidden_state  # [n, tokens, d] or [n, d, h, w]
+    return last.mean(dim=1) if last.ndim == 3 else last.mean(dim=(2, 3))
+
+
+def transformer(name: str, only_clip: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+    """uint8 [n, C, H, W] -> float64 [n, d]: CLIP's projected embedding, or another network's summary."""
+    import torch
+
+    from guda.diffusion.denoiser import default_device
+
+    network, settings = _load(name, only_clip)
+    size = _side(settings.get("size"), 224)
+    crop = _side(settings.get("crop_size"), size) if settings.get("do_center_crop", True) else size
+    scale = float(settings.get("rescale_factor", 1 / 255))
+    mean, std = (
+        torch.tensor(settings.get(key, [0.5] * 3), dtype=torch.float32, device=default_device()).view(1, 3, 1, 1)
+        for key in ("image_mean", "image_std")
+    )
+
+    def encode(x: torch.Tensor) -> torch.Tensor:
+        return network((x.to(mean.device) * scale - mean) / std)
+
+    return lambda images: in_blocks(squares(images, size, crop, int(settings.get("resample", 3))), encode)

@@ -1,0 +1,49 @@
+"""pretrained: what fine-tuning as a whole taught the model about a picture, beside what each group did.
+
+    score = ELBO(full) - ELBO(pretrained start), nats, positive = the fine-tuned model explains the picture better
+
+One row per picture, not one per group, so it is no rival of the methods: it says how much there is to attribute. A
+group's score may exceed it, since groups stand in for one another.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from guda.engine.tasks import Task
+from guda.errors import GudaError
+from guda.methods.base import method
+from guda.methods.elbo import ElboMethod, Set
+from guda.runs.recipe import Config
+from guda.scoring.terms import ModelRef
+
+ALL = "all fine-tuning data"
+
+
+class PretrainedConfig(Config):
+    """Nothing to set."""
+
+
+@method("pretrained")
+class Pretrained(ElboMethod):
+    Config = PretrainedConfig
+    summary = "what fine-tuning as a whole taught (a reference row, no group)"
+    ranks_groups: ClassVar[bool] = False
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return (ALL,)
+
+    def sets(self) -> list[Set]:
+        if self.run.recipe.model.start is None:
+            raise GudaError(f"{self.run.root} has no pretrained start (model.start), so fine-tuning has no reference")
+        return [(ModelRef("base"), {ALL: ModelRef("start")})]
+
+    def fit(self) -> list[Task]:
+        return []
+
+    def fitted(self) -> bool:
+        return self.run.recipe.model.start is not None
+
+    def fit_evals(self) -> float:
+        return 0.0

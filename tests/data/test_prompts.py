@@ -1,0 +1,217 @@
+"""Prompts: a function of (seed, image id) alone, kept with a digest, refused when they are of other data."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from styledimages import OBJECTS, STYLES, styled
+
+from guda.data.images import ImageData
+from guda.data.prompts import Prompts, build, load_prompts
+from guda.data.templates import SUBJECTS, parse, shuffled
+from guda.errors import GudaError, Mismatch
+from guda.runs.recipe import PromptsConfig, Recipe
+from guda.runs.run import Run
+
+WORDS = {s: tuple(f"{s} {c}" for c in "abcde") for s in STYLES}
+CONFIG = PromptsConfig()
+
+
+def made(data: ImageData | None = None, **options: object) -> Prompts:
+    return build(data or styled(), PromptsConfig(**options), WORDS)
+
+
+def test_every_image_has_its_object_and_three_of_its_styles_descriptors() -> None:
+    data, prompts = styled(each=20), made(styled(each=20))
+    assert len(prompts.training) == data.n
+    used = set()
+    for i, prompt in enumerate(prompts.training):
+        found, style = parse(prompt, OBJECTS), data.groups.names[data.groups.labels[i]]
+        assert found.object == data.contents[i]
+        assert len(set(found.descriptors)) == 3
+        assert set(found.descriptors) <= set(WORDS[style])
+        used |= {(t, style) for t in SUBJECTS if t.replace("{object}", found.object) == found.subject}
+    assert len(used) == len(SUBJECTS) * len(STYLES)  # every template occurs in every style
+
+
+def test_every_descriptor_and_order_is_about_as_likely() -> None:
+    count = dict.fromkeys(WORDS["ink"], 0)
+    first = dict.fromkeys(WORDS["ink"], 0)
+    prompts = made(styled(each=100))
+    for prompt in prompts.training[600:900]:
+        said = parse(prompt, OBJECTS).descriptors
+        first[said[0]] += 1
+        for d in said:
+            count[d] += 1
+    assert sum(first.values()) == 300
+    assert all(abs(n - 180) < 4 * np.sqrt(300 * 0.6 * 0.4) for n in count.values())
+    assert all(abs(n - 60) < 4 * np.sqrt(300 * 0.2 * 0.8) for n in first.values())
+
+
+def test_an_evaluation_prompt_has_the_descriptors_of_the_first_training_prompt() -> None:
+    data, prompts = styled(), made()
+    assert list(prompts.evaluation) == [(s, o) for s in STYLES for o in OBJECTS]
+    for (style, thing), prompt in prompts.evaluation.items():
+        first = next(i for i, name in enumerate(data.ids) if name.startswith(f"{style}/{thing}/"))
+        said = parse(prompts.training[first], OBJECTS).descriptors
+        assert prompt == f"An artwork of {thing}, with {', '.join(shuffled(style, thing, said))}"
+    assert prompts.objects == OBJECTS
+    shown = prompts.evaluation_prompts(["ink"])
+    assert shown == [("ink", o, prompts.evaluation["ink", o]) for o in OBJECTS]
+    assert len(prompts.evaluation_prompts()) == 12
+    with pytest.raises(GudaError, match=r"no prompts of style 'inc'.*did you mean 'ink'"):
+        prompts.evaluation_prompts(["inc"])
+
+
+def test_a_prompt_depends_on_seed_and_id_and_on_no_other_image() -> None:
+    data, prompts = styled(), made()
+    chosen = np.random.default_rng(0).permutation(data.n)[:40]
+    fewer = made(data.take(chosen))
+    assert fewer.training == tuple(prompts.training[i] for i in chosen)
+    other = made(seed=1)
+    assert sum(a != b for a, b in zip(other.training, prompts.training, strict=True)) > 40
+    assert made().digest == prompts.digest
+    assert other.digest != prompts.digest
+
+
+def test_the_same_prompts_in_every_process(tmp_path: Path) -> None:
+    code = (
+        "from styledimages import styled; from guda.data.prompts import build;"
+        "from guda.runs.recipe import PromptsConfig; from guda.data.captioners import vocabularies;"
+        "c = PromptsConfig(); d = styled();"
+        "p = build(d, c, vocabularies(d, c).vocabularies); print(p.digest, p.training[7], p.vocabularies['ink'])"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path},
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(runs) == 1
+    assert next(iter(runs)).startswith(made_by_statistics().digest)
+
+
+def made_by_statistics() -> Prompts:
+    from guda.data.captioners import vocabularies
+
+    return build(styled(), CONFIG, vocabularies(styled(), CONFIG).vocabularies)
+
+
+def test_worked_prompts() -> None:
+    """Fixed for ever: models were trained on these texts."""
+    prompts = made()
+    assert prompts.training[0] == "An image showing ball, artistic style featuring flat e, flat a, flat c"
+    assert prompts.evaluation["flat", "ball"] == "An artwork of ball, with flat c, flat a, flat e"
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_too_few_descriptors_say_so_and_how_to_fix() -> None:
+    words = WORDS | {"ink": ("bold outline", "bold outlines", "x")}
+    with pytest.raises(GudaError, match=r"style 'ink' has 3 .* a prompt takes 3; .*lower min_freq"):
+        build(styled(), CONFIG, words)
+    with pytest.raises(GudaError, match=r"style 'ink' has 0 descriptor\(s\) \(none\).*add descriptors to f.json"):
+        build(styled(), PromptsConfig(source="file", path="f.json"), WORDS | {"ink": ()})
+    assert build(styled(), PromptsConfig(per_prompt=2), words).training
+
+
+def test_data_without_objects_say_what_to_set() -> None:
+    with pytest.raises(GudaError, match=r"set data\.content_by"):
+        build(styled(contents=False), CONFIG, WORDS)
+
+
+def test_objects_that_cannot_be_told_apart_are_refused() -> None:
+    from dataclasses import replace
+
+    data = styled(each=30)
+    twin = replace(data, contents=tuple("A depiction of bar" if o == "ball" else o for o in data.contents))
+    with pytest.raises(GudaError, match="objects 'A depiction of bar' and 'bar' cannot be told apart"):
+        made(twin)
+
+
+# ---- on disk --------------------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_whole(tmp_path: Path) -> None:
+    data, path = styled(), tmp_path / "prompts.json"
+    prompts = build(data, CONFIG, WORDS, {"dull": "says nothing"})
+    prompts.save(path)
+    again = Prompts.load(path, data.digest)
+    assert again == prompts
+    assert again.digest == prompts.digest
+    assert again.dropped == {"dull": "says nothing"}
+    before = path.read_bytes()
+    prompts.save(path)
+    assert path.read_bytes() == before
+
+
+def test_a_changed_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
+    data, path = styled(), tmp_path / "prompts.json"
+    made().save(path)
+    text = path.read_text()
+    for part in ("training", "evaluation", "vocabularies"):
+        value = json.loads(text)
+        if part == "training":
+            value[part][3] += "!"
+        elif part == "evaluation":
+            value[part][0][2] += "!"
+        else:
+            value[part]["ink"] = value[part]["ink"][::-1]
+        path.write_text(json.dumps(value))
+        with pytest.raises(Mismatch, match="changed or damaged"):
+            Prompts.load(path, data.digest)
+    for broken in ("{}", "[]", '{"vocabularies": 3}', text[:100]):
+        path.write_text(broken)
+        with pytest.raises(GudaError, match="damaged"):
+            Prompts.load(path, data.digest)
+    path.write_text(text)
+    with pytest.raises(Mismatch, match="other images"):
+        Prompts.load(path, styled(each=4).digest)
+
+
+# ---- in a run -------------------------------------------------------------------------------------------------------
+
+
+def recipe(prompts: dict[str, object] | None) -> Recipe:
+    value = {"name": "x", "data": {"source": "somewhere"}, "training": {"steps": 1}, "prompts": prompts}
+    return Recipe.from_dict(value, "x")
+
+
+def test_a_run_says_how_to_build_what_it_lacks(tmp_path: Path) -> None:
+    data = styled()
+    run = Run.create(tmp_path / "run", recipe({}), {"data_digest": data.digest})
+    with pytest.raises(GudaError, match=f"run: guda prompts build {run.root}"):
+        load_prompts(run)
+    made().save(run.path("prompts", "prompts.json"))
+    assert load_prompts(run) == made()
+    other = Run.create(tmp_path / "other", recipe(None), {"data_digest": data.digest})
+    with pytest.raises(GudaError, match="no prompts section"):
+        load_prompts(other)
+
+
+def test_the_section_is_locked_and_runs_without_it_still_open(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe({"seed": 3}), {"data_digest": "d"})
+    with pytest.raises(Mismatch, match=r"prompts\.seed differs: found 3, given 4"):
+        run.check(recipe({"seed": 4}))
+    with pytest.raises(Mismatch, match="prompts"):
+        run.check(recipe(None))
+    old = Run.create(tmp_path / "old", recipe(None), {"data_digest": "d"})
+    info = json.loads(old.path("run.json").read_text())
+    del info["locked"]["prompts"]  # as runs were written before there were prompts
+    old.path("run.json").write_text(json.dumps(info))
+    text = old.path("recipe.yaml").read_text()
+    old.path("recipe.yaml").write_text(text.replace("prompts: null\n", ""))
+    assert "prompts" not in old.path("recipe.yaml").read_text()
+    opened = Run.open(old.root)
+    assert opened.recipe.prompts is None
+    with pytest.raises(Mismatch, match="prompts"):
+        opened.check(recipe({}))
