@@ -1,5 +1,6 @@
 """Latents and embeddings kept in the run: the same numbers as computed, computed once, refused when foreign."""
 
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -9,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from guda.data.images import ImageData
 from guda.diffusion.cache import cached_conditions, cached_latents
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.models import _load, load_model
 from guda.errors import GudaError
+from guda.runs.recipe import Recipe
 from guda.runs.run import Run
 from guda.runs.store import read_tensors, write_tensors
 
@@ -155,3 +159,23 @@ def test_what_is_kept_in_memory_is_bounded_and_never_wrong(fresh: Denoiser, monk
             assert torch.equal(value, expected[prompt])
         assert fresh.frozen._bytes <= 2 * row
         assert sum(v.nbytes for r in fresh.frozen._computed.values() for v in r.values()) == fresh.frozen._bytes
+
+
+def test_a_run_notices_that_its_pipelines_vae_was_replaced(
+    tiny_pipeline: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_pipeline("sd"), model)
+    denoiser = Denoiser.from_pretrained(model)
+    assert denoiser.frozen is not None
+    (tmp_path / "run").mkdir()
+    recipe = {"name": "t", "data": {"source": "digits"}, "model": {"path": str(model)}}
+    lock = {"model": denoiser.digest(), "frozen": denoiser.frozen.digest()}
+    run = Run.create(tmp_path / "run", Recipe.from_dict(recipe, "here"), lock)
+    assert load_model(run, "base").digest() == denoiser.digest()
+    weights = next((model / "vae").glob("*.safetensors"))
+    state = load_file(weights)
+    save_file({k: v + 1e-3 for k, v in state.items()}, weights, metadata={"format": "pt"})
+    _load.cache_clear()
+    with pytest.raises(GudaError, match=r"VAE and text encoders.*changed since"):
+        load_model(run, "base")

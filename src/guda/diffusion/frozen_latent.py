@@ -74,4 +74,5 @@ class LatentFrozen(Frozen):
         on_cpu = torch.device(device).type == "cpu"
         for name, part in self.parts().items():
             whole = on_cpu or (name == "vae" and getattr(part.config, "force_upcast", False))
-            part.to(device=device, dtype=torch.float32 if whole else self._stored.get(name, torch.float32))
+            # not diffusers' own `to`, which warns of every change of precision
+            torch.nn.Module.to(part, device, torch.float32 if whole else self._stored.get(name, torch.float32))

@@ -122,25 +122,28 @@ def model_digest(run: Run, name: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _load(path: str, scheduler: str | None, expected: str, lora: str | None = None) -> Denoiser:
+def _load(path: str, scheduler: str | None, expected: str, frozen: str | None, lora: str | None = None) -> Denoiser:
     denoiser = Denoiser.from_pretrained(path, scheduler, lora)
     if (found := denoiser.digest()) != expected:
         raise Mismatch(f"{path}: digest of the weights", found, expected, "the model changed since; use another run")
+    if frozen is not None and denoiser.frozen is not None and (found := denoiser.frozen.digest()) != frozen:
+        what = f"{path}: digest of its VAE and text encoders"
+        raise Mismatch(what, found, frozen, "the pipeline changed since; use another run")
     return denoiser.to(default_device())
 
 
 def load_model(run: Run, name: str) -> Denoiser:
     """Shared within a process: callers must not change its weights."""
-    name = resolve(run, name)
+    name, frozen = resolve(run, name), run.info.get("frozen")
     if name in GIVEN:
         path = run.recipe.model.path if name == "base" else run.recipe.model.start
         if path is None:
             raise GudaError(f"{run.root}: the recipe names no pretrained start (model.start)")
-        return _load(path, run.recipe.model.scheduler, model_digest(run, name), run.recipe.model.lora)
+        return _load(path, run.recipe.model.scheduler, model_digest(run, name), frozen, run.recipe.model.lora)
     folder = run.path("models", name)
     if not (folder / CARD).is_file():
         raise GudaError(f"{run.root} has no trained model yet; run: guda train {run.root}")
-    return _load(str(folder), None, model_digest(run, name))
+    return _load(str(folder), None, model_digest(run, name), frozen)
 
 
 @lru_cache(maxsize=8)
