@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BLOCK = 8  # pictures in one forward pass
 CLIP = "openai/clip-vit-large-patch14"  # the paper's for UnlearnCanvas; clip-vit-base-patch32 for CIFAR-10
+DINO = "facebook/dinov2-base"  # an encoder that never saw a caption
 
 
 def missing(package: str) -> GudaError:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from guda.baselines.efficientnet import SIZE, STRIDES, efficientnet, pooled, statistics
-from guda.baselines.encoders import CLIP, transformer
+from guda.baselines.encoders import CLIP, DINO, transformer
 from guda.baselines.similarity import ENCODERS, Encoder, cosine_to_means, cosines, group_means
 from guda.data.queries import Queries
 from guda.diffusion.models import asked_groups, load_data
@@ -163,7 +163,9 @@ def embed(run: Run, method: str, queries: str) -> None:
 
 
 class EncoderConfig(SimilarityConfig):
-    model: str = Field(description="A vision model of transformers: its folder or its name on the Hugging Face Hub.")
+    model: str = Field(
+        DINO, description="A vision model of transformers: its folder or its name on the Hugging Face Hub."
+    )
 
 
 class ClipConfig(SimilarityConfig):
