@@ -172,10 +172,11 @@ def test_groups_limit_fit_and_score_and_leave_training_alone(tmp_path: Path) -> 
     whole = scores_of(Run.open(finished_text()), "similarity-pixel")
     assert scores_of(run, "similarity-pixel", name).groups == found.groups
     assert whole.groups == STYLES
-    assert "Crayon" not in write_report(run, name).read_text()
+    page = write_report(run, name).read_text().partition("<details")[0]  # the recipe below still names all styles
+    assert "Crayon" not in page
     verbs.change_groups(run, "all")
     assert run.recipe.scoring.groups is None
-    with pytest.raises(GudaError, match="unknown group 'Crayons'.*did you mean 'Crayon'"):
+    with pytest.raises(GudaError, match=r"unknown group 'Crayons'.*did you mean 'Crayon'"):
         verbs.change_groups(run, "Crayons,Dapple")
 
 

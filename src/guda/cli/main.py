@@ -343,13 +343,21 @@ def plan(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """What it will cost, before it is spent: evaluations, time, disk, and precision against budget."""
+    """What it will cost, before it is spent: evaluations, time, disk, and precision against budget.
+
+    Instead of a run folder the name of a shipped recipe may be given: then its evaluations and disk."""
     from guda import verbs
-    from guda.cli.show import plan_text
+    from guda.cli.show import outline_text, plan_text
     from guda.runs.run import Run
 
+    if not run.exists() and run.name == str(run):  # no folder: the name of a recipe
+        from guda.runs.recipe import builtin_recipe
+
+        found = verbs.outline(builtin_recipe(run.name), n)
+        return _say(found, outline_text(found), as_json)
     folder = Run.open(run)
-    value = verbs.plan(folder, method or list(folder.recipe.methods), n or folder.recipe.queries.n, workers)
+    count = n or verbs.query_count(folder, folder.recipe.queries)
+    value = verbs.plan(folder, method or list(folder.recipe.methods), count, workers)
     _say(value, plan_text(value), as_json)
 
 

@@ -90,3 +90,22 @@ def plan_text(value: dict[str, Any]) -> str:
             f"{human_time(row['seconds_per_query']):>12}   {width}"
         )
     return "\n".join([*lines, value["note"]])
+
+
+def outline_text(value: dict[str, Any]) -> str:
+    """`guda plan RECIPE` for people."""
+    from guda.evaluation.tables import human_count
+
+    lines = [
+        f"{value['recipe']}: {value['groups']} of {value['of']} groups, {human_count(value['parameters'])} parameters, "
+        f"{value['queries']} queries, {value['evals_per_model_and_query']} evaluations per model and query",
+        f"  {'to do':<44}{'evaluations':>14}{'disk':>12}",
+    ]
+    lines += [f"  {r['what']:<44}{human_count(r['evals']):>14}{_bytes(r['disk']):>12}" for r in value["rows"]]
+    lines.append(f"  a bank of {value['groups']} counterfactuals takes")
+    lines += [f"    {store:<14}{_bytes(size):>12}" for store, size in value["bank"].items()]
+    return "\n".join([*lines, value["note"]])
+
+
+def _bytes(n: float) -> str:
+    return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"

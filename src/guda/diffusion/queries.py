@@ -41,8 +41,8 @@ def set_name(run: Run, config: QueriesConfig) -> str:
     return f"prompts-s{config.seed}-o{config.objects or 'all'}-g{config.guidance:g}{steps}{groups}"
 
 
-def prompt_list(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
-    """(id, prompt) of every picture; the objects are the same for all styles, other ones under another seed."""
+def _asked(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
+    """(style, object) of every picture; the objects are the same for all styles, other ones under another seed."""
     data = load_data(run)
     if data.contents is None:
         raise GudaError(f"{run.root}: the images have no contents, so there are no evaluation prompts")
@@ -51,18 +51,23 @@ def prompt_list(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
         if config.objects > len(names):
             raise GudaError(f"queries.objects = {config.objects}, but the images show {len(names)} objects")
         names = sorted(generator(config.seed, "objects").permutation(names)[: config.objects].tolist())
-    groups = asked_groups(run)
+    there = {(data.groups.names[k], content) for k, content in zip(data.groups.labels, data.contents, strict=True)}
+    return [(style, name) for style in asked_groups(run) for name in names if (style, name) in there]
+
+
+def prompt_list(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
+    """(id, evaluation prompt) of every picture."""
     found = load_prompts(run).evaluation
-    wanted = [(style, name) for style in groups for name in names if (style, name) in found]
-    return [(f"{style}/{name}".replace(" ", "-"), found[style, name]) for style, name in wanted]
+    return [(f"{style}/{name}".replace(" ", "-"), found[style, name]) for style, name in _asked(run, config)]
 
 
 def _block(run: Run) -> int:
     return BLOCK if run.recipe.prompts is None else TEXT_BLOCK
 
 
-def _count(run: Run, config: QueriesConfig) -> int:
-    return config.n if run.recipe.prompts is None else len(prompt_list(run, config))
+def query_count(run: Run, config: QueriesConfig) -> int:
+    """How many pictures the recipe draws."""
+    return config.n if run.recipe.prompts is None else len(_asked(run, config))
 
 
 def _part(run: Run, config: QueriesConfig, number: int) -> str:
@@ -85,7 +90,7 @@ def sample_tasks(run: Run, config: QueriesConfig) -> list[Task]:
             makes=(_part(run, config, number),), needs=model_files(run, "base") + prompt_files(run),
             cost=float(block * steps * (2 if told else 1)),
         )
-        for number in range(-(-_count(run, config) // block))
+        for number in range(-(-query_count(run, config) // block))
     ]  # fmt: skip
 
 
@@ -115,7 +120,7 @@ def collect_samples(run: Run, config: QueriesConfig) -> str:
 
     name = set_name(run, config)
     if not run.has(f"queries/{name}/index.json"):
-        count = _count(run, config)
+        count = query_count(run, config)
         parts = [read_tensors(run.path(_part(run, config, k)))[0]["images"] for k in range(-(-count // _block(run)))]
         images = np.concatenate([p.numpy() for p in parts])[:count]
         if run.recipe.prompts is None:

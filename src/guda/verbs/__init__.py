@@ -1,8 +1,10 @@
 """One function per verb of the command line, for Python and for `cli/` alike. Each resumes and redoes nothing."""
 
+from guda.diffusion.queries import query_count
 from guda.verbs.ablate import ablate, read_ablation
 from guda.verbs.evaluate import evaluate, evaluate_bands, pipeline
 from guda.verbs.health import health, health_methods
+from guda.verbs.outline import outline
 from guda.verbs.plan import Budget, plan
 from guda.verbs.project import change_groups, change_queries, change_scoring, change_settings, init, status
 from guda.verbs.prompts import prompts_build, prompts_show
@@ -35,12 +37,14 @@ __all__ = [
     "health_methods",
     "init",
     "local_engine",
+    "outline",
     "parse_space",
     "pipeline",
     "placebo_null",
     "plan",
     "prompts_build",
     "prompts_show",
+    "query_count",
     "read_ablation",
     "read_space",
     "sample",

@@ -34,7 +34,7 @@ class Budget:
 
     what: str
     evals: float  # evaluation units: forward of one image = 1, forward and backward = 3
-    seconds: float  # on this machine, all workers busy
+    seconds: float | None  # on this machine, all workers busy; None: not known
     disk: int  # bytes
 
 
