@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError
 from guda.data.queries import Queries
 from guda.diffusion.models import load_data
 from guda.diffusion.noise import generator, torch_seed
+from guda.diffusion.models import asked_groups
 from guda.diffusion.queries import collect_samples, sample_tasks, set_name
 from guda.errors import GudaError, NotFinite
 from guda.evaluation.bootstrap import Interval
@@ -140,7 +141,10 @@ def tuning_queries(run: Run, seed: int | None, n: int) -> QueriesConfig:
         )
     if n < 2:
         raise GudaError(f"{n} tuning queries give no interval; give -n 2 or more")
-    return reported.model_copy(update={"n": n, "seed": seed})
+    changes = {"n": n, "seed": seed}
+    if run.recipe.prompts is not None:  # the same number of objects in every style
+        changes["objects"] = max(1, n // len(asked_groups(run)))
+    return reported.model_copy(update=changes)
 
 
 def refuse_shared(run: Run, queries: str) -> None:
