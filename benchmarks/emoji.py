@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/emoji.py        # about an hour on 2 cores from nothing; resumes
 
-A small UNet2DConditionModel is pretrained on two styles that are no groups (recipe emoji-start), fine-tuned on the eight
-(full model, LOGO with two seeds), and its pictures of 30 objects in every style are attributed: GUDA-C with the three
+A small UNet2DConditionModel is pretrained on two styles that are no groups (recipe emoji-start) and fine-tuned on the
+eight (full model, LOGO with two seeds). Its pictures of 30 objects in every style are attributed: GUDA-C with the three
 anchors, the similarity baselines, each against LOGO, with intervals and ceiling. Settings of the unlearning were chosen
 on queries of seed 7 (other objects, other noise); the queries reported have seed 42.
 

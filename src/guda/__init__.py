@@ -21,6 +21,7 @@ _WHERE = {
     "Groups": "guda.data.groups",
     "GudaError": "guda.errors",
     "ImageData": "guda.data.images",
+    "Prompts": "guda.data.prompts",
     "Queries": "guda.data.queries",
     "Recipe": "guda.runs.recipe",
     "Run": "guda.runs.run",
@@ -36,6 +37,7 @@ __all__ = [
     "Groups",
     "GudaError",
     "ImageData",
+    "Prompts",
     "Queries",
     "Recipe",
     "Run",
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from guda.counterfactuals.bank import Bank, Counterfactual
     from guda.data.groups import Groups
     from guda.data.images import ImageData
+    from guda.data.prompts import Prompts
     from guda.data.queries import Queries
     from guda.diffusion.denoiser import Denoiser
     from guda.errors import GudaError

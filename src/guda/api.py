@@ -10,6 +10,7 @@ from guda.counterfactuals.swap import Workbench
 from guda.counterfactuals.unlearn import unlearn_group
 from guda.data.groups import suggestion
 from guda.data.images import ImageData
+from guda.data.prompts import Prompts
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
@@ -24,11 +25,17 @@ from guda.scoring.scores import Scores
 
 
 def unlearn(
-    model: Denoiser, data: ImageData, operator: str = "retrack", conditional: Denoiser | None = None, **settings: Any
+    model: Denoiser,
+    data: ImageData,
+    operator: str = "retrack",
+    conditional: Denoiser | None = None,
+    prompts: Prompts | None = None,
+    **settings: Any,
 ) -> Bank:
     """A bank of counterfactuals of `model`, one per group of `data`; `settings` are the operator's.
 
     `operator`: retrack, shift, esd, ...; or posterior, which fits a density of the data and trains nothing.
+    Text-to-image models: anchors-weighted, -uniform or -removed, with the `prompts` of the training images.
     `conditional`: for operators that ask one (esd), a model told each image's group, the null label last."""
     import guda.counterfactuals.operators  # noqa: F401  registers them
     from guda.counterfactuals.rule import RuleConfig, rule_bank
@@ -42,7 +49,7 @@ def unlearn(
         return rule_bank(model, data, parse_config(RuleConfig, settings, operator))
     config = parse_config(OPERATORS[operator].Config, settings, operator)
     return Bank({
-        group: unlearn_group(model, data, group, operator, config, conditional=conditional)
+        group: unlearn_group(model, data, group, operator, config, conditional=conditional, prompts=prompts)
         for group in data.groups.names
     })  # fmt: skip
 
@@ -53,7 +60,7 @@ def attribute(
     """Nats per picture and group, positive = the group mattered; `settings` as a recipe's `scoring` section.
 
     With `pilot` images (training images, say; a few dozen are enough) the importance plan is used: the same precision
-    for a fraction of the evaluations. Without them, the stratified one."""
+    for a fraction of the evaluations. Without them, the stratified one. A text-to-image model's pilot needs prompts."""
     import numpy as np
 
     settings = {"plan": "stratified" if pilot is None else "importance"} | settings
@@ -65,8 +72,9 @@ def attribute(
     density = None
     if pilot is not None:
         models = [bank[g].apply(model) for g in list(bank)[:MODELS]]
-        images = pilot.images[:: max(1, len(pilot.images) // IMAGES)][:IMAGES]
-        t, contrasts, _ = measure(model, models, images, config.seed, config.block)
+        some = slice(None, None, max(1, len(pilot.images) // IMAGES))
+        told = pilot.prompts[some][:IMAGES] if isinstance(pilot, Queries) and pilot.prompts is not None else None
+        t, contrasts, _ = measure(model, models, pilot.images[some][:IMAGES], config.seed, config.block, told)
         density = pilot_density(model.schedule, t, contrasts)
     plan = make_plan(model.schedule, config, density)
     x0, cond = model.encode(queries.images), model.condition(queries.prompts)

@@ -36,6 +36,11 @@ class Prompts:
     data_digest: str
     dropped: dict[str, str] = field(default_factory=dict)  # descriptors left out, and why; changes nothing
 
+    @classmethod
+    def from_lists(cls, data: ImageData, lists: Mapping[str, Sequence[str]], seed: int = 0) -> Prompts:
+        """Prompts of `data` (which must know its contents) from ready descriptors of every style."""
+        return build(data, PromptsConfig(source="file", lists=dict(lists), seed=seed), lists)  # type: ignore[call-arg, arg-type]
+
     @cached_property
     def objects(self) -> tuple[str, ...]:
         """Every object once, in the order of `evaluation`."""

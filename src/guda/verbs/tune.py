@@ -23,9 +23,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data
+from guda.diffusion.models import asked_groups, load_data
 from guda.diffusion.noise import generator, torch_seed
-from guda.diffusion.models import asked_groups
 from guda.diffusion.queries import collect_samples, sample_tasks, set_name
 from guda.errors import GudaError, NotFinite
 from guda.evaluation.bootstrap import Interval
