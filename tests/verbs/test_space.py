@@ -53,7 +53,7 @@ def test_defaults_are_what_the_method_has() -> None:
         "window": Choice(([0.0, 0.9], [0.05, 0.9], [0.1, 0.9], [0.2, 0.9])),
     }
     assert set(default_space(known["shift"], {})) == {"lr", "steps", "window"}
-    with pytest.raises(GudaError, match=r"similarity-pixel has no default search \(it has no settings\)"):
+    with pytest.raises(GudaError, match=r"similarity-pixel has no default search \(its settings: rule, per_group\)"):
         default_space(known["similarity-pixel"], {})
 
 
