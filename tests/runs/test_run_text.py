@@ -231,3 +231,12 @@ def test_data_know_their_objects() -> None:
     assert data.contents is not None
     assert set(data.contents) == {"Cats", "Dogs", "Sea", "Trees"}
     assert data.meta["path"] == str(styles_folder())
+
+
+def test_the_report_shows_prompts_and_what_fine_tuning_taught(tmp_path: Path) -> None:
+    run = copy_text(tmp_path / "run")
+    row = verbs.score(run, SET, ["pretrained"], Inline())["pretrained"]
+    page = write_report(run, SET).read_text()
+    assert f"all fine-tuning data together: {row.score[0, 0]:+.3g} nats" in page
+    assert load_queries(run, SET).prompts[0] in page  # type: ignore[index]
+    assert load_data(run).digest in page

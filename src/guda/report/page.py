@@ -104,6 +104,20 @@ def _oracle_says(oracle: MethodView, q: int) -> str:
     return f"retraining puts group {name} first{', not clearly' if kind in ('tied', 'none') else ''}"
 
 
+def _taught(run: Run, queries: Queries, name: str) -> list[str] | None:
+    """What fine-tuning as a whole taught of each picture, where it was scored (methods/pretrained.py)."""
+    from guda.verbs import scores_path
+
+    path = scores_path(run, name, "pretrained")
+    scores = Scores.read(path) if path.is_file() else None
+    if scores is None or scores.queries != queries.ids or scores.lo is None or scores.hi is None:
+        return None
+    return [
+        f"all fine-tuning data together: {s:+.3g} nats [{lo:+.3g}, {hi:+.3g}] over the pretrained start"
+        for s, lo, hi in zip(scores.score[:, 0], scores.lo[:, 0], scores.hi[:, 0], strict=True)
+    ]
+
+
 def _context(run: Run, name: str) -> dict[str, Any]:
     from guda.verbs import placebo_null
 
@@ -127,11 +141,13 @@ def _context(run: Run, name: str) -> dict[str, Any]:
     oracle_first = [None] * queries.n if oracle is None else [int(g) for g in oracle.order[:, 0]]
     says = [] if oracle is None else [_oracle_says(oracle, q) for q in range(queries.n)]
     ranks = view.scores.rank
+    taught = _taught(run, queries, name)
     cards = [
         {
             "id": query,
             "image": data_uri(queries.images[q], side),
             "prompt": queries.prompts[q] if queries.prompts else None,
+            "pretrained": None if taught is None else taught[q],
             "verdict": view.verdicts[q],
             "rows": view.rows(q),
             "scale": view.scale(q),
@@ -147,6 +163,7 @@ def _context(run: Run, name: str) -> dict[str, Any]:
         "run": run,
         "set": name,
         "data": data,
+        "data_digest": load_data(run).digest,
         "queries": queries,
         "names": data.groups.names,
         "views": views,
