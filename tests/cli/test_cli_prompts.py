@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from commandline import Guda, refused
 from PIL import Image
+from textrun import sd_folder
 from tinyrun import tiny, tree
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
@@ -17,6 +18,7 @@ from styledimages import STYLES, draw
 from guda import verbs
 from guda.data.prompts import load_prompts
 from guda.data.text import MINILM
+from guda.errors import GudaError
 from guda.runs.recipe import Recipe
 from guda.runs.run import Run
 
@@ -32,9 +34,10 @@ def made(root: Path, prompts: dict[str, Any] | None, content_by: str | None = "l
             (root / "images" / style / thing).mkdir(parents=True, exist_ok=True)
             for i in range(4):
                 file = root / "images" / style / thing / f"{i}.png"
-                Image.fromarray(draw(style, thing, i, 8).transpose(1, 2, 0)).save(file)
+                Image.fromarray(draw(style, thing, i, 16).transpose(1, 2, 0)).save(file)
     value = tiny(root / "images", data={"group_by": "level:1", "content_by": content_by}).model_dump(mode="json")
-    return verbs.init(root / "run", Recipe.from_dict(value | {"prompts": prompts}, "test"))
+    value |= {"prompts": prompts, "model": {"path": str(sd_folder())}, "training": None}
+    return verbs.init(root / "run", Recipe.from_dict(value, "test"))
 
 
 def from_file(root: Path, words: dict[str, list[str]] = WORDS) -> Run:
@@ -121,8 +124,8 @@ def test_mistakes_are_one_line(guda: Guda, tmp_path: Path) -> None:
     bare = made(tmp_path / "bare", None)
     refused(guda("prompts", "build", bare.root), "no prompts section")
     refused(guda("prompts", "show", bare.root), "no prompts section")
-    dumb = made(tmp_path / "dumb", {}, content_by=None)
-    refused(guda("prompts", "build", dumb.root), "data.content_by")
+    with pytest.raises(GudaError, match=r"data\.content_by"):
+        made(tmp_path / "dumb", {}, content_by=None)
     (tmp_path / "few").mkdir()
     few = from_file(tmp_path / "few", WORDS | {"ink": ["x", "y"]})
     refused(guda("prompts", "build", few.root), "style 'ink' has 2 descriptor(s) (x, y)", "add descriptors to /")

@@ -26,7 +26,7 @@ from guda.scoring.terms import load_queries, terms_folder
 from guda.verbs.health import health
 from guda.verbs.queries import tuned_on
 from guda.verbs.score import parse_bands, publish, score, scored_methods, up_to_date
-from guda.verbs.work import Engine, fit_tasks
+from guda.verbs.work import Engine, fit_tasks, ready
 
 
 def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
@@ -130,7 +130,7 @@ def pipeline(run: Run, engine: Engine) -> DatasetEntry:
         for method in found:
             if takes_placebos(method):
                 tasks += placebo_tasks(method, asked.placebos)
-    engine(run, tasks + sample_tasks(run, run.recipe.queries), "train, fit and sample")
+    engine(run, ready(run, tasks + sample_tasks(run, run.recipe.queries)), "train, fit and sample")
     name = collect_samples(run, run.recipe.queries)
     score(run, name, methods, engine)
     if asked.health:

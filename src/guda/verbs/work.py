@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from guda.diffusion.models import full_name, full_tasks, need_training
+from guda.data.prompts import load_prompts
+from guda.diffusion.models import full_name, full_tasks, need_training, prompt_files
 from guda.diffusion.queries import collect_samples, sample_tasks
 from guda.engine.local import Watcher, Workers, run_tasks
 from guda.engine.tasks import Task, pending
@@ -26,6 +27,13 @@ def local_engine(workers: int | None = None, watch: Callable[[str], Watcher] | N
     return engine
 
 
+def ready(run: Run, tasks: list[Task]) -> list[Task]:
+    """The same tasks, once the prompts that some of them need are there."""
+    if any(set(task.needs) & set(prompt_files(run)) for task in pending(run, tasks)):
+        load_prompts(run)
+    return tasks
+
+
 def base_tasks(run: Run) -> list[Task]:
     return [] if run.recipe.model.path else full_tasks(run, need_training(run).seed)
 
@@ -34,7 +42,7 @@ def train(run: Run, engine: Engine) -> str:
     """Train the run's full model; returns its folder."""
     if run.recipe.model.path:
         raise GudaError(f"{run.root} has a model already ({run.recipe.model.path}); there is nothing to train")
-    engine(run, base_tasks(run), "train")
+    engine(run, ready(run, base_tasks(run)), "train")
     return str(run.path("models", full_name(need_training(run).seed)))
 
 
@@ -53,12 +61,12 @@ def fit(run: Run, methods: Sequence[str], engine: Engine, placebos: int = 0) -> 
         # of several methods those that can; where none can, the first says why
         for method in [m for m in found if takes_placebos(m)] or found[:1]:
             tasks += placebo_tasks(method, placebos)
-    return engine(run, tasks, f"fit {', '.join(methods)}")
+    return engine(run, ready(run, tasks), f"fit {', '.join(methods)}")
 
 
 def sample(run: Run, engine: Engine) -> str:
     """Draw the recipe's query set from the run's model; returns its name."""
-    engine(run, base_tasks(run) + sample_tasks(run, run.recipe.queries), "sample")
+    engine(run, ready(run, base_tasks(run) + sample_tasks(run, run.recipe.queries)), "sample")
     return collect_samples(run, run.recipe.queries)
 
 
