@@ -86,7 +86,7 @@ def test_mistakes_are_one_line(guda: Guda, run: Path, tmp_path: Path) -> None:
         ((*tune, "retrack", "--space", tmp_path / "none.yaml"), ["no such file"]),
         ((*tune, "retrack", "--space", mine, "--search", "lr=1|2"), ["either --search or --space"]),
         (("tune", tmp_path / "none", "--method", "retrack"), ["does not exist"]),
-        (("ablate", run, "epoch"), ["no ablation 'epoch'", "epochs, hybrid, k, lambda"]),
+        (("ablate", run, "epoch"), ["no ablation 'epoch'", "epochs, eta, hybrid, k, lambda"]),
         (("ablate", run, tmp_path / "none.yaml"), ["none.yaml does not exist"]),
         (("ablate", run, mine), ["ablation mine, steps = many"]),
         (("ablate", run, mine, mine), ["two ablations are called 'mine'"]),

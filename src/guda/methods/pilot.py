@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from guda.diffusion.models import load_model
 from guda.engine.tasks import Task
+from guda.errors import GudaError
 from guda.methods.base import Method, get_method
 from guda.methods.elbo import ElboMethod
 from guda.runs.run import Run
@@ -16,9 +17,13 @@ from guda.scoring.terms import load_counterfactual
 
 def pilot_tasks(run: Run, methods: Sequence[Method]) -> list[Task]:
     """Nothing where the plan needs no pilot, or the run has one."""
-    elbo = [m for m in methods if isinstance(m, ElboMethod)]
-    if not elbo or not needs_pilot(run):
+    asked = [m for m in methods if isinstance(m, ElboMethod)]
+    if not asked or not needs_pilot(run):
         return []
+    elbo = [m for m in asked if m.ranks_groups]
+    if not elbo:
+        names = ", ".join(m.method_id for m in asked)
+        raise GudaError(f"{names} has no groups to measure a pilot on; score another method first, or with it")
     chosen = min(elbo, key=lambda m: len(m.sets()))  # an unlearned method before an oracle of several seeds
     models = 1 + min(MODELS, len(chosen.groups))
     return [

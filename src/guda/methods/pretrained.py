@@ -35,11 +35,11 @@ class Pretrained(ElboMethod):
         return (ALL,)
 
     def sets(self) -> list[Set]:
-        if self.run.recipe.model.start is None:
-            raise GudaError(f"{self.run.root} has no pretrained start (model.start), so fine-tuning has no reference")
-        return [(ModelRef("base"), {ALL: ModelRef("start")})]
+        return [(ModelRef("base"), {ALL: ModelRef("start")})] if self.fitted() else []
 
     def fit(self) -> list[Task]:
+        if not self.fitted():
+            raise GudaError(f"{self.run.root} has no pretrained start (model.start), so fine-tuning has no reference")
         return []
 
     def fitted(self) -> bool:
