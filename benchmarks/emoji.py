@@ -5,7 +5,8 @@
 A small UNet2DConditionModel is pretrained on two styles that are no groups (recipe emoji-start) and fine-tuned on the
 eight (full model, LOGO with two seeds). Its pictures of 30 objects in every style are attributed: GUDA-C with the three
 anchors, the similarity baselines, each against LOGO, with intervals and ceiling. Settings of the unlearning were chosen
-on queries of seed 7 (other objects, other noise); the queries reported have seed 42.
+on queries of seed 7 (other noise, 8 of 10 objects others), for anchors-weighted; uniform and removed share them. The
+queries reported have seed 42.
 
 Writes benchmarks/results/emoji.{json,md}, emoji-figure.png and emoji.recipe.yaml. Needs npm, or GUDA_EMOJI.
 """

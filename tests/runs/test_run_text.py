@@ -1,5 +1,6 @@
 """The whole Stable Diffusion path on a pipeline of the real classes: fine-tune, LOGO, unlearn, generate, score."""
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_other_prompts_are_refused(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"data": {"content_by": None}}, "give data.content_by"),
-        ({"prompts": None}, "needs a `prompts` section"),
+        ({"prompts": None}, "or give a recipe with a `prompts` section"),
         ({"prompts": {"lists": {"Bricks": ["a", "b", "c"]}}}, None),
         ({"scoring": {"groups": ["Bricks", "Cubism"]}}, "unknown group 'Cubism'"),
         ({"model": {"path": "x"}}, "give one of them"),
@@ -240,3 +241,67 @@ def test_the_report_shows_prompts_and_what_fine_tuning_taught(tmp_path: Path) ->
     assert f"all fine-tuning data together: {row.score[0, 0]:+.3g} nats" in page
     assert load_queries(run, SET).prompts[0] in page  # type: ignore[index]
     assert load_data(run).digest in page
+
+
+def test_other_prompts_are_refused_even_after_the_file_is_deleted(tmp_path: Path) -> None:
+    run = copy_text(tmp_path / "run")
+    value = run.info | {"prompts_digest": "0" * 64}
+    run.path("run.json").write_text(json.dumps(value))
+    with pytest.raises(Mismatch, match="other prompts than this run was begun with"):
+        load_prompts(Run.open(run.root))
+    run.path("prompts", "prompts.json").unlink()
+    with pytest.raises(Mismatch, match="prompts_digest"):
+        verbs.prompts_build(Run.open(run.root))
+
+
+def test_operators_of_unconditional_models_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    run = copy_text(tmp_path / "run")
+    for name in ("esd", "posterior", "hybrid", "shift"):
+        engine = Inline()
+        with pytest.raises(GudaError, match=r"not defined for conditional models.*anchors-weighted"):
+            verbs.fit(run, [name], engine)
+        assert engine.ran == []
+
+
+def test_health_of_a_text_run_is_measured_with_the_training_prompts(tmp_path: Path) -> None:
+    run = copy_text(tmp_path / "run")
+    verbs.change_groups(run, "Bricks,Dapple")
+    found = verbs.health(run, verbs.health_methods(run), Inline(), n=2)
+    assert set(found) == {"anchors-uniform", "anchors-removed"}  # not the reference row
+    assert found["anchors-uniform"].groups == ["Bricks", "Dapple"]
+    assert np.shape(found["anchors-uniform"].matrix) == (2, 2)
+    with pytest.raises(GudaError, match="makes no counterfactual models to check"):
+        verbs.health(run, ["pretrained"], Inline())
+
+
+def test_tuning_asks_about_the_chosen_groups_and_other_objects(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    run = copy_text(tmp_path / "run")
+    verbs.change_groups(run, "Bricks,Dapple")
+    from guda.verbs.space import parse_space
+
+    tuned = verbs.tune(run, "anchors-uniform", 1, Inline(), queries_seed=7, n=200, space=parse_space("lr=1e-4..1e-3"))
+    assert tuned.groups == ("Bricks", "Dapple")
+    mine = {q.split("/")[1] for q in load_queries(run, tuned.queries).ids}
+    assert mine == {"Cats", "Dogs", "Sea", "Trees"}  # more were asked for than there are: all of them
+    with pytest.raises(GudaError, match="'Crayon' is not among the groups this run asks about"):
+        verbs.tune(run, "anchors-uniform", 1, Inline(), queries_seed=7, groups=["Crayon", "Bricks"])
+
+
+def test_objects_of_another_seed_are_others_where_there_are_enough() -> None:
+    from guda.diffusion.queries import prompt_list
+
+    run = Run.open(finished_text())
+    own = {i.split("/")[1] for i, _ in prompt_list(run, run.recipe.queries)}
+    other = {i.split("/")[1] for i, _ in prompt_list(run, run.recipe.queries.model_copy(update={"seed": 7}))}
+    assert len(own) == len(other) == 2
+    assert not own & other
+
+
+def test_sampling_a_number_of_pictures_is_refused_on_text_runs(tmp_path: Path) -> None:
+    run = copy_text(tmp_path / "run")
+    with pytest.raises(GudaError, match="give --objects instead of -n"):
+        verbs.change_queries(run, 20, None)
+    verbs.change_queries(run, None, None, 1)
+    assert run.recipe.queries.objects == 1
+    assert verbs.query_count(run, run.recipe.queries) == len(STYLES)

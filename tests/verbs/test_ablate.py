@@ -149,11 +149,12 @@ def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
     """Each has a name that is its file's, and settings that its method takes."""
     files = sorted((recipes_folder() / "ablations").glob("*.yaml"))
     assert [f.stem for f in files] == [
-        "bandwidth", "epochs", "hybrid", "k", "lambda", "lr", "posterior", "shift-lr", "window"
+        "bandwidth", "epochs", "eta", "hybrid", "k", "lambda", "lr", "posterior", "shift-lr", "tau", "window"
     ]  # fmt: skip
     digits = builtin_recipe("digits")
     recipe = run.recipe.model_dump(mode="json")
     recipe["methods"] |= {m: digits.methods[m] for m in ("retrack", "posterior", "hybrid")}
+    recipe["methods"]["anchors-weighted"] = builtin_recipe("emoji").methods["anchors-weighted"]
     run.update(type(digits).model_validate(recipe))
     trials = Trials(run, SET)
     for file in files:
@@ -166,7 +167,7 @@ def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
         assert sum(own) == (len(ablation.axes) if ablation.base == "recipe" else 0)
         others = {trials.label(c.method) for c, mine in zip(cells, own, strict=True) if not mine}
         assert len(others) == len(cells) - sum(own)
-    with pytest.raises(GudaError, match=r"shipped recipes: digits, fashion-mnist, own-data$"):
+    with pytest.raises(GudaError, match=r"shipped recipes: digits, emoji, .*, unlearncanvas-paper$"):
         builtin_recipe("nothing")  # sweeps are no recipes
 
 

@@ -204,6 +204,9 @@ def fit(
 def sample(
     run: RunFolder,
     n: Annotated[int | None, typer.Option("-n", help="How many; kept in the recipe.", min=1)] = None,
+    objects: Annotated[
+        int | None, typer.Option(help="Text-to-image: so many objects in every style; kept in the recipe.", min=1)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; kept in the recipe.", min=0)] = None,
     workers: Workers = None,
     as_json: Json = False,
@@ -213,7 +216,7 @@ def sample(
     from guda.runs.run import Run
 
     folder = Run.open(run)
-    verbs.change_queries(folder, n, seed)
+    verbs.change_queries(folder, n, seed, objects)
     name = verbs.sample(folder, _engine(workers, as_json))
     _say({"queries": name}, f"Query set {name}", as_json)
 

@@ -42,12 +42,15 @@ class RuleConfig(Config):
     seed: int = Field(0, ge=0, description="Seed of k-means.")
 
 
+def refuse_conditional(base: Denoiser) -> None:
+    """Given a prompt of the group, nothing is left of the posterior once the group is gone (SPEC 4)."""
+    if base.conditional:
+        raise GudaError("posterior is not defined for conditional models; use anchors-weighted for text-to-image ones")
+
+
 def fit_rule(base: Denoiser, data: ImageData, config: RuleConfig) -> dict[str, torch.Tensor]:
     """What the rule's file holds."""
-    if base.conditional:
-        raise GudaError(
-            "posterior is not defined for conditional models, and no method is yet; give an unconditional one"
-        )
+    refuse_conditional(base)
     if config.density == "images":
         return {"groups": torch.arange(len(data.groups))}
     x0 = base.encode(data.images).numpy()

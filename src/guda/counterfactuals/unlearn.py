@@ -204,6 +204,15 @@ def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
     return low, high
 
 
+def check_kind(operator_id: str, conditional: bool) -> None:
+    """Refuse an operator on the kind of model that it is not defined for, naming those that are."""
+    wanted = OPERATORS[operator_id].conditional
+    if wanted is not None and wanted != conditional:
+        kind = "conditional" if conditional else "unconditional"
+        known = [i for i, o in OPERATORS.items() if o.conditional in (None, conditional)]
+        raise GudaError(f"{operator_id} is not defined for {kind} models, use {' or '.join(known)}")
+
+
 def make_operator(
     operator_id: str,
     teacher: Denoiser,
@@ -215,10 +224,7 @@ def make_operator(
 ) -> Operator:
     """The operator for one group, refused where it is not defined."""
     cls = OPERATORS[operator_id]
-    if cls.conditional is not None and cls.conditional != teacher.conditional:
-        kind = "conditional" if teacher.conditional else "unconditional"
-        known = [i for i, o in OPERATORS.items() if o.conditional in (None, teacher.conditional)]
-        raise GudaError(f"{operator_id} is not defined for {kind} models, use {' or '.join(known)}")
+    check_kind(operator_id, teacher.conditional)
     if cls.conditional is None and teacher.conditional and prompts is None:
         raise GudaError(f"{operator_id} is not defined for conditional models without prompts of the training images")
     if cls.needs_prompts:

@@ -138,7 +138,7 @@ def _vocabulary(style: str, vocabularies: Mapping[str, Sequence[str]], config: P
     found = tuple(vocabularies.get(style, ()))
     if len({key(d) for d in found}) < config.per_prompt:
         more = {
-            "file": f"add descriptors to {config.path}",
+            "file": f"add descriptors to {config.path or 'prompts.lists'}",
             "similarity": "raise images_per_style or words_per_image, or lower min_freq",
             "vlm": "raise images_per_style or words_per_image, or lower min_freq",
         }[config.source]
@@ -156,7 +156,10 @@ def load_prompts(run: Run) -> Prompts:
         raise GudaError(f"the recipe of {run.root} has no prompts section; make a run from a recipe that has one")
     if not path.is_file():
         raise GudaError(f"{run.root} has no prompts yet; run: guda prompts build {run.root}")
-    return _loaded(str(path), path.stat().st_mtime_ns, run.info["data_digest"])
+    found = _loaded(str(path), path.stat().st_mtime_ns, run.info["data_digest"])
+    if (noted := run.info.get("prompts_digest", found.digest)) != found.digest:
+        raise Mismatch(f"{path} holds other prompts than this run was begun with", found.digest, noted, "restore it")
+    return found
 
 
 @lru_cache(maxsize=4)

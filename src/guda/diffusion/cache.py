@@ -38,7 +38,7 @@ def cached_latents(run: Run, denoiser: Denoiser, data: ImageData, flips: bool = 
         return _kept(path, header | {"what": f"latents{end}"}, lambda: {"x0": denoiser.encode(images())})["x0"]
 
     x0 = kept("", lambda: data.images)
-    return Latents(x0, kept("-mirrored", lambda: np.ascontiguousarray(data.images[..., ::-1])) if flips else None)
+    return Latents(x0, kept("-mirrored", lambda: data.images[..., ::-1]) if flips else None)
 
 
 def cached_conditions(run: Run, denoiser: Denoiser, prompts: Sequence[str] | None) -> None:

@@ -95,7 +95,7 @@ class Frozen(ABC):
             raise GudaError(f"the model takes pictures of {c}x{h}x{w} (channels, height, width), got {found}; {fix}")
 
 
-def from_source(value: dict[str, Any], image_shape: Sequence[int] | None = None) -> Frozen:
+def from_source(value: dict[str, Any]) -> Frozen:
     """The frozen part that `source()` described."""
     if value.get("kind") == "words":
         from guda.diffusion.frozen_words import Words

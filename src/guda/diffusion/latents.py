@@ -32,4 +32,4 @@ def encode_all(denoiser: Denoiser, images: np.ndarray, flips: bool = False) -> L
     x0 = denoiser.encode(images)
     if denoiser.frozen is None or denoiser.frozen.shape == denoiser.frozen.image_shape or not flips:
         return Latents(x0)
-    return Latents(x0, denoiser.encode(np.ascontiguousarray(images[..., ::-1])))
+    return Latents(x0, denoiser.encode(images[..., ::-1]))

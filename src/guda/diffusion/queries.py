@@ -36,13 +36,13 @@ def set_name(run: Run, config: QueriesConfig) -> str:
     steps = f"-t{config.steps}" if config.steps else ""
     if run.recipe.prompts is None:
         return f"samples-s{config.seed}-n{config.n}{steps}"
-    asked = run.recipe.scoring.groups
-    groups = "" if asked is None else f"-{digest(list(asked), 6)}"
+    groups = "" if run.recipe.scoring.groups is None else f"-{digest(list(asked_groups(run)), 6)}"
     return f"prompts-s{config.seed}-o{config.objects or 'all'}-g{config.guidance:g}{steps}{groups}"
 
 
 def _asked(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
-    """(style, object) of every picture; the objects are the same for all styles, other ones under another seed."""
+    """(style, object) of every picture; the objects are the same for all styles. Under another seed those of the
+    recipe's own queries are left out where enough others are there: settings are chosen on other prompts."""
     data = load_data(run)
     if data.contents is None:
         raise GudaError(f"{run.root}: the images have no contents, so there are no evaluation prompts")
@@ -50,15 +50,29 @@ def _asked(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
     if config.objects is not None:
         if config.objects > len(names):
             raise GudaError(f"queries.objects = {config.objects}, but the images show {len(names)} objects")
-        names = sorted(generator(config.seed, "objects").permutation(names)[: config.objects].tolist())
+        own = run.recipe.queries
+        reported = set() if config.seed == own.seed else set(_drawn(names, own.seed, own.objects or len(names)))
+        if len(others := [name for name in names if name not in reported]) >= config.objects:
+            names = others
+        names = _drawn(names, config.seed, config.objects)
     there = {(data.groups.names[k], content) for k, content in zip(data.groups.labels, data.contents, strict=True)}
+    if len({_slug(name) for name in names}) < len(names):
+        raise GudaError("two objects have names that differ by spaces and dashes only; rename one of them")
     return [(style, name) for style in asked_groups(run) for name in names if (style, name) in there]
+
+
+def _slug(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+def _drawn(names: list[str], seed: int, n: int) -> list[str]:
+    return sorted(generator(seed, "objects").permutation(names)[:n].tolist())
 
 
 def prompt_list(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
     """(id, evaluation prompt) of every picture."""
     found = load_prompts(run).evaluation
-    return [(f"{style}/{name}".replace(" ", "-"), found[style, name]) for style, name in _asked(run, config)]
+    return [(f"{_slug(style)}/{_slug(name)}", found[style, name]) for style, name in _asked(run, config)]
 
 
 def _block(run: Run) -> int:

@@ -17,6 +17,7 @@ from guda.data.pixels import to_float, to_uint8
 from guda.errors import GudaError
 
 BLOCK = 4
+CHUNK = 64 * BLOCK  # pictures that are floats at the same time
 
 
 def _padded(x: torch.Tensor, start: int) -> torch.Tensor:
@@ -40,8 +41,10 @@ class Vae:
 
     @torch.no_grad()
     def encode(self, images: np.ndarray) -> torch.Tensor:
-        x = torch.from_numpy(to_float(images))
-        means = [self.model.encode(b).latent_dist.mode()[:n].float().cpu() for n, b in self._blocks(x)]
+        means = []
+        for start in range(0, len(images), CHUNK):  # floats of 24,000 pictures of 512 x 512 would be 75 GB
+            x = torch.from_numpy(to_float(np.ascontiguousarray(images[start : start + CHUNK])))
+            means += [self.model.encode(b).latent_dist.mode()[:n].float().cpu() for n, b in self._blocks(x)]
         return (torch.cat(means) - self.shift) * self.scale
 
     @torch.no_grad()

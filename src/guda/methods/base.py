@@ -71,6 +71,12 @@ class Method(ABC):
         """Methods whose work this one's scores are made of, for adding up time; itself, unless it combines others."""
         return (self.method_id,)
 
+    def check(self) -> None:
+        """Refuse a run that the method is not defined for, before anything is trained for it."""
+        for name in self.parts():
+            if name != self.method_id:
+                get_method(self.run, name).check()
+
     def fitted(self) -> bool:
         return all(task.done(self.run) for task in self.fit())
 

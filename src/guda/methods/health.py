@@ -78,7 +78,7 @@ def health_path(method: Method) -> str:
 
 
 def check_health(method: Method) -> ElboMethod:
-    if not isinstance(method, ElboMethod):
+    if not isinstance(method, ElboMethod) or not method.ranks_groups:
         raise GudaError(f"{method.method_id} makes no counterfactual models to check; leave it out with --method")
     return method
 

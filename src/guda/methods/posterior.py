@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from guda.counterfactuals.rule import RuleConfig, fit_rule, save_rule
-from guda.diffusion.models import load_data, load_model, model_digest, model_files
+from guda.counterfactuals.rule import RuleConfig, fit_rule, refuse_conditional, save_rule
+from guda.diffusion.models import architecture, load_data, load_model, model_digest, model_files
 from guda.engine.tasks import Task
 from guda.methods.base import method
 from guda.methods.elbo import ElboMethod, Set
@@ -31,6 +31,9 @@ class PosteriorMethod(ElboMethod):
 
     def sets(self) -> list[Set]:
         return [(ModelRef("base"), {g: ModelRef("base", self.file, self.number(g)) for g in self.groups})]
+
+    def check(self) -> None:
+        refuse_conditional(architecture(self.run))
 
     def fit(self) -> list[Task]:
         return [

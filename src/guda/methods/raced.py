@@ -60,6 +60,8 @@ def check_race(method: Method) -> None:
     """Whether a method can be raced at all."""
     if not isinstance(method, ElboMethod):
         raise GudaError(f"{method.method_id} needs no evaluations and cannot be raced; leave it out with --method")
+    if not method.ranks_groups:
+        raise GudaError(f"{method.method_id} ranks no groups, so there is no race; leave it out with --method")
     if isinstance(method, Logo):
         raise GudaError(f"{method.method_id} is an oracle, scored in full: leave it out with --method, or leave --stop")
 

@@ -8,10 +8,11 @@ import numpy as np
 
 import guda.counterfactuals.operators  # noqa: F401  registers the operators
 from guda.counterfactuals.bank import file_name
-from guda.counterfactuals.unlearn import OPERATORS, Operator, flips, unlearn_group
+from guda.counterfactuals.unlearn import OPERATORS, Operator, check_kind, flips, unlearn_group
 from guda.data.prompts import load_prompts
 from guda.data.queries import Queries
 from guda.diffusion.models import (
+    architecture,
     conditional_name,
     conditional_tasks,
     load_data,
@@ -49,6 +50,9 @@ class Unlearned(ElboMethod):
 
     def sets(self) -> list[tuple[ModelRef, dict[str, ModelRef]]]:
         return [(ModelRef("base"), {g: ModelRef("base", self.file(g)) for g in self.groups})]
+
+    def check(self) -> None:
+        check_kind(self.method_id, architecture(self.run).conditional)
 
     def fit(self) -> list[Task]:
         if self.trains and self.run.recipe.training is None:

@@ -126,6 +126,14 @@ class Run:
             "use another run folder for other data or models",
         )
 
+    def note(self, key: str, value: str) -> None:
+        """Lock the run to something that was made after it, once; another value is refused."""
+        if self.info.get(key) not in (None, value):
+            raise Mismatch(f"{self.root}: {key}", self.info[key], value, "use another run folder")
+        if key not in self.info:
+            self.info[key] = value
+            write_json(self.root / "run.json", self.info)
+
     def update(self, recipe: Recipe) -> None:
         """Replace the editable sections of the recipe."""
         self.check(recipe)

@@ -134,5 +134,6 @@ def pipeline(run: Run, engine: Engine) -> DatasetEntry:
     name = collect_samples(run, run.recipe.queries)
     score(run, name, methods, engine)
     if asked.health:
-        health(run, [m.method_id for m in found if isinstance(m, ElboMethod) and not isinstance(m, Logo)], engine)
+        checked = [m for m in found if isinstance(m, ElboMethod) and m.ranks_groups and not isinstance(m, Logo)]
+        health(run, [m.method_id for m in checked], engine)
     return evaluate(run, name)

@@ -20,7 +20,7 @@ from guda.verbs.work import Engine, check_fitted, fitted_methods
 def health_methods(run: Run) -> list[str]:
     """Fitted methods with counterfactuals to check; the oracle only when asked for."""
     found = [get_method(run, m) for m in fitted_methods(run)]
-    names = [m.method_id for m in found if isinstance(m, ElboMethod) and not isinstance(m, Logo)]
+    names = [m.method_id for m in found if isinstance(m, ElboMethod) and m.ranks_groups and not isinstance(m, Logo)]
     if not names:
         raise GudaError(f"nothing is unlearned in {run.root} yet; run: guda fit {run.root}")
     return names

@@ -55,22 +55,25 @@ def outline(recipe: Recipe, n_queries: int | None = None) -> dict[str, Any]:
     groups = len(recipe.scoring.groups or range(styles))
     n = n_queries or groups * (recipe.queries.objects or objects)
     timesteps = make_plan(schedule, recipe.scoring, prior_density(schedule))
-    draws = timesteps.evals_per_round * (1 if timesteps.grid else recipe.scoring.rounds)
+    draws = timesteps.evals_per_round * recipe.scoring.rounds
     whole, training = full_bytes(module), recipe.training
     trained = 0 if training is None else 3 * training.steps * training.batch
     rows = [Budget("train the full model", trained, None, whole)]
 
     def score(name: str, networks: int) -> Budget:
-        terms = timesteps.n_strata * (1 if timesteps.grid else recipe.scoring.rounds)
+        terms = timesteps.n_strata * recipe.scoring.rounds
         return Budget(
             f"score {n} queries by {name}", float(networks * n * draws), None, networks * n * terms * BYTES_PER_TERM
         )
 
     for name, settings in recipe.methods.items():
+        if name not in known_methods():
+            raise GudaError(f"the recipe names an unknown method {name!r}; known: {choices(sorted(known_methods()))}")
         config = parse_config(known_methods()[name].Config, settings, f"methods.{name}")
         if name == "logo":
             seeds, full = len(config.seeds), config.own_full
-            rows.append(Budget("fit logo", float(trained * seeds * (groups + full)), None, whole * seeds * groups))
+            models = seeds * (groups + full)
+            rows.append(Budget("fit logo", float(trained * models), None, whole * models))
             rows.append(score("logo", seeds * (groups + full)))
         elif name in OPERATORS:
             kept = round(whole * groups * bank_fraction(module, config.store))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from guda.counterfactuals.packing import bank_fraction
-from guda.diffusion.models import architecture, load_data
+from guda.diffusion.models import architecture, asked_groups
 from guda.engine.local import default_workers
 from guda.engine.tasks import Task, pending
 from guda.methods.base import get_method
@@ -81,7 +81,7 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
         "seconds_per_evaluation": per_eval,
         "settings": settings.key,
         "workers": workers,
-        "groups": len(load_data(run).groups),
+        "groups": len(asked_groups(run)),
         "parameters": model.n_parameters(),
         "rows": [asdict(r) for r in rows],
         "alternatives": _alternatives(run, per_query, per_eval),

@@ -74,6 +74,12 @@ def _absolute(recipe: Recipe) -> Recipe:
         text = given.removeprefix(clip) if given.startswith(clip) else ""  # `statistics` is no folder
         if text and text not in known_sources() and Path(text).expanduser().exists():
             value[section][key] = f"{clip}{Path(text).expanduser().resolve()}"
+    for settings in value["methods"].values():
+        for key in ("model", "encoder"):
+            if isinstance(given := settings.get(key), str):
+                clip, text = ("clip:", given[5:]) if given.startswith("clip:") else ("", given)
+                if text.startswith((".", "~", "/")) or Path(text).is_dir():
+                    settings[key] = f"{clip}{Path(text).expanduser().resolve()}"
     return Recipe.from_dict(value, "the recipe")
 
 
@@ -108,7 +114,10 @@ def _check_told(recipe: Recipe, model: Denoiser, data: ImageData) -> None:
             "prompts name what each image shows: give data.content_by, e.g. level:2 for style/object/*.jpg folders"
         )
     if recipe.prompts is None and model.frozen is not None and recipe.training is not None:
-        raise GudaError("a text-to-image model is trained with prompts: the recipe needs a `prompts` section")
+        raise GudaError(
+            "the model is text-to-image: say what the images show, e.g. --content-by level:2 for STYLE/OBJECT/*.jpg, "
+            "or give a recipe with a `prompts` section"
+        )
 
 
 def _try(model: Denoiser, where: str) -> None:
@@ -206,8 +215,13 @@ def change_groups(run: Run, text: str | None) -> None:
     run.update(Recipe.from_dict(value, "the changed recipe"))
 
 
-def change_queries(run: Run, n: int | None, seed: int | None) -> None:
-    changes = {k: v for k, v in (("n", n), ("seed", seed)) if v is not None}
+def change_queries(run: Run, n: int | None, seed: int | None, objects: int | None = None) -> None:
+    told = run.recipe.prompts is not None
+    if told and n is not None:
+        raise GudaError("a text-to-image run draws one picture per object and style: give --objects instead of -n")
+    if not told and objects is not None:
+        raise GudaError("--objects is for text-to-image runs; give -n")
+    changes = {k: v for k, v in (("n", n), ("seed", seed), ("objects", objects)) if v is not None}
     if changes:
         value = run.recipe.model_dump(mode="json")
         value["queries"] |= changes

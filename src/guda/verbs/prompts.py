@@ -22,6 +22,7 @@ def prompts_build(run: Run) -> dict[str, Any]:
     data = load_data(run)
     ranked = vocabularies(data, config)
     prompts, path = build(data, config, ranked.vocabularies, ranked.dropped), run.path(*FILE)
+    run.note("prompts_digest", prompts.digest)  # deleting the file does not make other prompts welcome
     new = not path.is_file()
     if new:
         prompts.save(path)

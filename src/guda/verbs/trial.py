@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from guda.data.groups import choices, suggestion
-from guda.diffusion.models import load_data, run_schedule
+from guda.diffusion.models import asked_groups, run_schedule
 from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING, Comparison, compare
@@ -66,7 +66,7 @@ class Trials:
 
     def __init__(self, run: Run, queries: str, groups: Sequence[str] | None = None) -> None:
         self.run, self.queries = run, load_queries(run, queries)
-        names = load_data(run).groups.names
+        names = asked_groups(run)
         self.groups = names if groups is None else tuple(g for g in names if g in groups)
         self.oracle = fitted_oracle(run, self.groups)
 

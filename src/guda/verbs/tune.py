@@ -142,7 +142,8 @@ def tuning_queries(run: Run, seed: int | None, n: int) -> QueriesConfig:
         raise GudaError(f"{n} tuning queries give no interval; give -n 2 or more")
     changes = {"n": n, "seed": seed}
     if run.recipe.prompts is not None:  # the same number of objects in every style
-        changes["objects"] = max(1, n // len(asked_groups(run)))
+        objects = len(set(load_data(run).contents or ()))
+        changes["objects"] = min(objects, max(1, n // len(asked_groups(run))))
     return reported.model_copy(update=changes)
 
 
@@ -164,18 +165,22 @@ def refuse_shared(run: Run, queries: str) -> None:
 
 def choose_groups(run: Run, groups: int | Sequence[str] | None) -> tuple[str, ...]:
     """By name, or so many in the order of a keyed permutation: asking for more keeps those chosen before."""
-    data = load_data(run).groups
+    names = asked_groups(run)
     if groups is None:
-        groups = min(GROUPS, len(data))
+        groups = min(GROUPS, len(names))
     if isinstance(groups, int):
-        if not 2 <= groups <= len(data):
-            raise GudaError(f"--groups {groups}: a ranking needs at least 2 groups, and the run has {len(data)}")
-        wanted = {int(k) for k in generator(SEED, "tune", "groups").permutation(len(data))[:groups]}
+        if not 2 <= groups <= len(names):
+            raise GudaError(f"--groups {groups}: a ranking needs at least 2 groups, and the run has {len(names)}")
+        wanted = {names[int(k)] for k in generator(SEED, "tune", "groups").permutation(len(names))[:groups]}
     else:
-        wanted = {data.index(g) for g in groups}
+        for name in groups:
+            load_data(run).groups.index(name)  # refuses an unknown one, naming those there are
+        if other := [name for name in groups if name not in names]:
+            raise GudaError(f"--groups: {other[0]!r} is not among the groups this run asks about (scoring.groups)")
+        wanted = set(groups)
         if len(wanted) < 2:
             raise GudaError("--groups: a ranking needs at least 2 groups; name several, or give their number")
-    return tuple(data.names[k] for k in sorted(wanted))
+    return tuple(name for name in names if name in wanted)
 
 
 def _identity(study: Trials, method: str, space: Space) -> dict[str, Any]:

@@ -49,7 +49,9 @@ def train(run: Run, engine: Engine) -> str:
 def fit_tasks(run: Run, methods: Sequence[str]) -> list[Task]:
     tasks = base_tasks(run)
     for name in methods:
-        tasks += get_method(run, name).fit()
+        found = get_method(run, name)
+        found.check()
+        tasks += found.fit()
     return tasks
 
 

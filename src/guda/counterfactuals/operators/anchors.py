@@ -23,8 +23,12 @@ from guda.diffusion.denoiser import Denoiser
 
 
 class AnchorsUnlearnConfig(FlipsConfig, AnchorsConfig):
-    """The paper's: lr 2e-6, 2,000 steps of 2 + 2 images, lambda_preserve 2."""
+    """Defaults are the paper's, for Stable Diffusion."""
 
+    steps: int = Field(2000, gt=0, description="Optimiser steps per group.")
+    lr: float = Field(2e-6, gt=0, description="Peak learning rate (AdamW).")
+    batch_forget: int = Field(2, gt=0, description="Images of the group per step.")
+    batch_retain: int = Field(2, gt=0, description="Images of the other groups per step.")
     lambda_preserve: float = Field(2.0, ge=0, description="Weight of the preservation loss.")
 
 

@@ -20,8 +20,11 @@ from guda.runs.recipe import PromptsConfig
 def vocabularies(data: ImageData, config: PromptsConfig) -> Ranked:
     """The descriptors of every style, as `config` says who finds them."""
     if config.lists is not None:
+        from guda.data.captioners.file import ready_lists
+
         check_styles(config.lists, data.groups.names, "prompts.lists")
-        return Ranked(dict(config.lists), dict.fromkeys(config.lists, ()), {})
+        found = ready_lists(config.lists, data.groups.names, "prompts.lists")
+        return Ranked(found, dict.fromkeys(found, ()), {})
     if config.source == "file":
         from guda.data.captioners.file import read_descriptors
 

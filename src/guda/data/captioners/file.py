@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,22 @@ def read_descriptors(
         raise GudaError(f"{file}: either every style has one list of descriptors, or every style a list per image")
     if kinds == {True}:
         return None, {style: [[_word(d, file, style) for d in image] for image in value[style]] for style in styles}
+    return ready_lists(value, styles, file), None
+
+
+def ready_lists(
+    value: Mapping[str, Sequence[Any]], styles: Sequence[str], where: str | Path
+) -> dict[str, tuple[str, ...]]:
+    """Descriptors that are vocabularies already, each in one spelling."""
     ready = {}
     for style in styles:
-        words = [_word(d, file, style) for d in value[style]]
+        words = [_word(d, where, style) for d in value[style]]
         unlike = {key(w): w for w in reversed(words)}  # of two spellings the first stays
         ready[style] = tuple(w for w in words if unlike.pop(key(w), None) is not None)
-    return ready, None
+    return ready
 
 
-def _word(value: Any, file: Path, style: str) -> str:
+def _word(value: Any, file: str | Path, style: str) -> str:
     if not isinstance(value, str) or not (word := clean(value)):
         raise GudaError(f"{file}: style {style!r} has the descriptor {value!r}; descriptors are non-empty texts")
     return word
