@@ -10,6 +10,7 @@ import torch
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.latents import encode_all
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.training import Trained, fresh, stream_key, to_batch, train
 from guda.errors import GudaError
@@ -202,7 +203,7 @@ def test_flips_are_mirrored_images_with_the_noise_as_drawn(
 
     denoiser = make_mlp()
     batch = Stream((0,), images.groups, denoiser.shape, denoiser.schedule.T).take(16)
-    x0 = denoiser.encode(images.images)
+    x0 = encode_all(denoiser, images.images)
     plain, _, _, _ = to_batch(denoiser, x0, batch, flips=False)
     flipped, t, eps, x_t = to_batch(denoiser, x0, batch, flips=True)
     assert 0 < batch.flip.sum() < 16
