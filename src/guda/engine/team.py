@@ -6,13 +6,16 @@ work of all of them; everything else is done by the first (rank 0), which also d
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 PATIENCE = timedelta(days=30)  # others wait for what rank 0 does alone, and that may take days
+MEETING = timedelta(seconds=10)  # the same mistake is made by all at the same time
 COLLECTIVE = timedelta(minutes=10)  # but no gradient takes so long to arrive
 
 
@@ -55,15 +58,24 @@ class Team:
         dist.broadcast_object_list(box, src=0, group=self.waiting)
         return box[0]
 
-    def all_failed(self, seconds: float = 5.0) -> bool:
-        """Whether every process came here within a few seconds: the same mistake, met by all."""
+    def all_failed(self) -> bool:
+        """Whether every process comes here within seconds: the same mistake, met by all."""
         import torch.distributed as dist
 
         try:
-            dist.monitored_barrier(self.failing, timeout=timedelta(seconds=seconds))
+            dist.monitored_barrier(self.failing, timeout=MEETING)  # only rank 0 heeds this one
         except RuntimeError:
             return False
         return True
+
+
+def leave(code: int) -> NoReturn:
+    """End this process. One of several does so at once: what it would tidy up is shared with others who may be gone."""
+    if size() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 @cache
@@ -75,5 +87,6 @@ def join() -> Team:
 
     torch.set_num_threads(1)  # as in the local engine's workers: results are bitwise per thread count
     state = PartialState(cpu=on_cpu() or not torch.cuda.is_available(), timeout=COLLECTIVE)
-    groups = (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
+    atexit.register(dist.destroy_process_group)
+    groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (PATIENCE, MEETING)]
     return Team(state.process_index, state.num_processes, *groups)
