@@ -76,18 +76,27 @@ def test_a_batch_too_small_to_share_is_refused(make_mlp: Callable[..., Denoiser]
 
 @pytest.mark.parametrize("net", ["mlp", "unet"])
 def test_an_accumulated_step_is_the_same_step(
-    net: str, make_mlp: Callable[..., Denoiser], make_unet: Callable[..., Any], make_images: Callable[..., ImageData]
-) -> None:
+    net: str, make_mlp: Callable[..., Denoiser], make_unet: Callable[..., Any], make_images: Callable[..., ImageData],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     data = make_images({"a": 10, "b": 20, "c": 12}, size=4 if net == "mlp" else 8)
     base = make_mlp() if net == "mlp" else Denoiser.from_module(make_unet(), make_scheduler("linear:100"))
+    gradients: list[torch.Tensor] = []
+    step = Launch.step
+
+    def watched(self: Launch, optimizer: Any, parameters: list[Any], clip: float) -> None:
+        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
+        step(self, optimizer, parameters, clip)
+
+    monkeypatch.setattr(Launch, "step", watched)
     # labels of the whole batch are drawn before it is cut
     whole, cut = (
-        train(base, data.images, data.groups, config(accumulate=n, steps=6), seed=0, label_dropout=0.3) for n in (1, 3)
+        train(base, data.images, data.groups, config(accumulate=n, steps=4), seed=0, label_dropout=0.3) for n in (1, 3)
     )
-    assert not same(whole, cut)  # rounding: it was cut
+    assert not torch.equal(gradients[0], gradients[4])  # rounding: it was cut
+    # AdamW turns the rounding of a gradient that is 0 into a step of its own, so gradients are compared, not weights
+    assert float((gradients[0] - gradients[4]).norm()) < 1e-5 * float(gradients[0].norm())
     np.testing.assert_allclose(cut.losses, whole.losses, rtol=1e-4)
-    for name, value in whole.weights.items():
-        torch.testing.assert_close(cut.weights[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_every_piece_has_dropout_of_its_own(
