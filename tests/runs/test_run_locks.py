@@ -1,4 +1,4 @@
-"""What a run is locked to stays readable: settings that came later have their defaults, open ones what they stand for."""
+"""What a run is locked to stays readable: settings that came later have defaults, open ones what they stand for."""
 
 import json
 from pathlib import Path
