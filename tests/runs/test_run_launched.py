@@ -44,13 +44,16 @@ def test_two_processes_end_in_the_weights_of_one_and_go_on_after_a_kill(tmp_path
 
     processes = launch(both, "fit", str(both.root), "--method", "logo", log=log)
     deadline = time.monotonic() + 300
-    while not list(both.path("checkpoints").glob("*/step-*")) and not list(both.path("models").glob("[!.]*")):
-        assert time.monotonic() < deadline
-        assert all(p.poll() is None for p in processes), finish(processes)
-        time.sleep(0.005)
-    for p in processes:
-        p.kill()
-    finish(processes)
+    try:
+        while not list(both.path("checkpoints").glob("*/step-*")) and not list(both.path("models").glob("[!.]*")):
+            assert time.monotonic() < deadline
+            assert all(p.poll() is None for p in processes)
+            time.sleep(0.005)
+    finally:
+        for p in processes:
+            p.kill()
+        told = finish(processes)
+    assert {code for code, _, _ in told} == {-9}, told
     before = both.has("models/full-s0")
 
     log.unlink(missing_ok=True)
