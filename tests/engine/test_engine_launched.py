@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def launch(run: Run, *tasks: str) -> list[tuple[int, str, str]]:
-    return finish(start([PROGRAM, str(run.root), *tasks]), timeout=60)
+    return finish(start([PROGRAM, str(run.root), *tasks]), timeout=300)
 
 
 def test_shared_tasks_are_everybodys_and_others_are_done_by_rank_0(run: Run) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import Any, NoReturn
 
 PATIENCE = timedelta(days=30)  # others wait for what rank 0 does alone, and that may take days
-MEETING = timedelta(seconds=10)  # the same mistake is made by all at the same time
+MEETING = 10.0  # seconds: the same mistake is made by all at the same time
 COLLECTIVE = timedelta(minutes=10)  # but no gradient takes so long to arrive
 
 
@@ -62,9 +63,15 @@ class Team:
         """Whether every process comes here within seconds: the same mistake, met by all."""
         import torch.distributed as dist
 
+        # not a timeout of the group: making a group takes as long as the slowest process does
+        work, deadline = dist.barrier(group=self.failing, async_op=True), time.monotonic() + MEETING
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
         try:
-            dist.monitored_barrier(self.failing, timeout=MEETING)  # only rank 0 heeds this one
-        except RuntimeError:
+            work.wait()
+        except RuntimeError:  # they left instead
             return False
         return True
 
@@ -88,5 +95,5 @@ def join() -> Team:
     torch.set_num_threads(1)  # as in the local engine's workers: results are bitwise per thread count
     state = PartialState(cpu=on_cpu() or not torch.cuda.is_available(), timeout=COLLECTIVE)
     atexit.register(dist.destroy_process_group)
-    groups = [dist.new_group(backend="gloo", timeout=timeout) for timeout in (PATIENCE, MEETING)]
+    groups = [dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2)]
     return Team(state.process_index, state.num_processes, *groups)
