@@ -9,6 +9,10 @@ class NotFinite(GudaError):
     """NaN or infinity where numbers should be: too large a learning rate, say. A trial of many may end so."""
 
 
+class OneProcess(GudaError):
+    """Met by one of several processes that run the same command; the others cannot tell it."""
+
+
 class Mismatch(GudaError):
     """Something on disk was made from other inputs than those given now; shows both values."""
 

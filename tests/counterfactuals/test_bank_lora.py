@@ -12,7 +12,6 @@ from torch import nn
 
 import guda.counterfactuals.operators  # noqa: F401  registers the operators
 from guda.counterfactuals.bank import Counterfactual
-from guda.counterfactuals.lora import targets, wrap
 from guda.counterfactuals.operators.retrack import RetrackConfig
 from guda.counterfactuals.packing import bank_fraction, full_bytes
 from guda.counterfactuals.student import Student
@@ -20,6 +19,7 @@ from guda.counterfactuals.unlearn import unlearn_group
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
+from guda.diffusion.lora import targets, wrap
 from guda.errors import GudaError, Mismatch
 
 

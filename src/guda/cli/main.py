@@ -6,8 +6,11 @@ exit code 2.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import traceback
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +23,8 @@ from guda.cli.options import Groups, Json, Method, QuerySet, RunFolder, Workers
 from guda.cli.options import make_engine as _engine
 from guda.cli.options import say as _say
 from guda.cli.prompts import app as prompts
-from guda.errors import GudaError
+from guda.engine import team
+from guda.errors import GudaError, OneProcess
 
 if TYPE_CHECKING:
     from guda.runs.recipe import Recipe
@@ -33,6 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+TOGETHER = ("train", "fit")  # verbs that `accelerate launch` may run in several processes
 
 Drift = Annotated[
     str | None, typer.Option(help="keep, or subtract: less what unlearning does to other groups; kept in the recipe.")
@@ -47,11 +53,16 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    pass
+    if team.size() > 1 and context.invoked_subcommand not in TOGETHER:
+        raise GudaError(
+            f"{team.size()} processes were launched, but guda {context.invoked_subcommand} is the work of one; "
+            f"launch only guda {' and guda '.join(TOGETHER)}, and run this by itself"
+        )
 
 
 @app.command()
@@ -405,10 +416,17 @@ app.command()(experiments.ablate)
 
 def main() -> None:
     try:
-        app()
+        with nullcontext() if team.leads() else redirect_stdout(io.StringIO()):  # results are told once
+            app()
     except GudaError as e:
-        print(f"guda: {' '.join(str(e).split())}", file=sys.stderr)
-        sys.exit(2)
+        if team.leads() or isinstance(e, OneProcess):
+            print(f"guda: {' '.join(str(e).split())}", file=sys.stderr, flush=True)
+        team.leave(2)
+    except Exception:
+        if team.size() == 1:
+            raise
+        traceback.print_exc()
+        team.leave(1)
     except SystemExit as e:
         if e.code == 130:  # typer's answer to Ctrl-C
             print("guda: stopped; nothing finished is lost, the same command goes on from here", file=sys.stderr)

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from guda.engine import team
+
 RunFolder = Annotated[Path, typer.Argument(help="The run folder.", show_default=False)]
 Workers = Annotated[int | None, typer.Option(help="Worker processes; default: one per core.", min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
@@ -26,7 +28,7 @@ def make_engine(workers: int | None, quiet: bool):  # type: ignore[no-untyped-de
     from guda.cli.show import Display
     from guda.verbs import local_engine
 
-    display = Display(quiet)
+    display = Display(quiet or not team.leads())
     engine = local_engine(workers, display.watch)
 
     def run(*args):  # type: ignore[no-untyped-def]

@@ -78,7 +78,7 @@ def bank_fraction(network: Denoiser | nn.Module, store: str) -> float:
     module = network.module if isinstance(network, Denoiser) else network
     packing, shapes = Packing.parse(store), {k: v.shape for k, v in module.state_dict().items()}
     if packing.kind == "lora":
-        from guda.counterfactuals.lora import targets
+        from guda.diffusion.lora import targets
 
         numbers = sum(factors_numel(shapes[f"{name}.weight"], packing.rank) for name in targets(module))
     else:

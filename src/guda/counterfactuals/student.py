@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from guda.counterfactuals.bank import Counterfactual
+from guda.counterfactuals.lowrank import A, B
 from guda.counterfactuals.packing import Packing
 from guda.diffusion.denoiser import Denoiser
 
@@ -20,18 +21,20 @@ class Student:
         self.packing = Packing.parse(config.store)
         self.denoiser = teacher.clone()
         if self.packing.kind == "lora":
-            from guda.counterfactuals.lora import wrap
+            from guda.diffusion.lora import wrap
 
-            wrap(self.denoiser.module, self.packing.rank, config.seed, group)
+            wrap(self.denoiser.module, self.packing.rank, config.seed, "lora", group)
         self.parameters = [p for p in self.denoiser.module.parameters() if p.requires_grad]
 
     def counterfactual(self, group: str, method: str) -> Counterfactual:
         """What changed, ready for the bank."""
         self.denoiser.check_finite(f"unlearning {group!r} with {method}", "it diverged: lower the learning rate")
         if self.packing.kind == "lora":
-            from guda.counterfactuals.lora import factors
+            from guda.diffusion.lora import factors
 
-            tensors = self.packing.round(factors(self.denoiser.module))
+            tensors: dict[str, torch.Tensor] = {}
+            for name, b, a in factors(self.denoiser.module):
+                tensors |= self.packing.round({name + B: b, name + A: a})
             about = {"rank": self.packing.rank, "alpha": self.packing.rank}
             return Counterfactual("lora", group, self.teacher.digest(), method, tensors, about)
         weights = {k: v.detach().cpu().clone() for k, v in self.denoiser.module.state_dict().items()}

@@ -15,6 +15,7 @@ from guda.data.images import ImageData
 from guda.data.prompts import FILE, load_prompts
 from guda.diffusion.denoiser import Denoiser, default_device
 from guda.diffusion.schedule import Schedule
+from guda.engine import team
 from guda.engine.tasks import Task
 from guda.errors import GudaError, Mismatch
 from guda.runs import progress
@@ -187,7 +188,7 @@ def full_tasks(run: Run, seed: int) -> list[Task]:
     return [
         Task(
             name=f"train {name}", stage="train", fn="guda.diffusion.models:train_full", args={"seed": seed},
-            makes=(f"models/{name}/{CARD}",), needs=prompt_files(run), cost=float(train_evals(run)),
+            makes=(f"models/{name}/{CARD}",), needs=prompt_files(run), cost=float(train_evals(run)), shared=True,
         )
     ]  # fmt: skip
 
@@ -230,7 +231,7 @@ def conditional_tasks(run: Run) -> list[Task]:
     return [
         Task(
             name=f"train {name}", stage="train/conditional", fn="guda.diffusion.models:train_conditional",
-            args={"seed": seed}, makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)),
+            args={"seed": seed}, makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)), shared=True,
         )
     ]  # fmt: skip
 
@@ -251,6 +252,8 @@ def _train_and_keep(run: Run, name: str, seed: int, about: dict[str, Any], label
     denoiser, config = architecture(run), need_training(run)
     checkpoints = run.path("checkpoints", name)
     trained = train_model(run, seed, checkpoints, label_dropout=label_dropout)
+    if not team.leads():
+        return trained.earlier
     if label_dropout is not None:
         denoiser = fresh(denoiser, (), len(load_data(run).groups) + 1)
     model = denoiser.with_weights(trained.weights)

@@ -1,17 +1,17 @@
 """Training theta_full, its LOGO counterparts and a group-conditional twin: one loop, exact resume.
 
 E || target - network(x_t, t, c) ||^2 with AdamW, warm-up and cosine, clipping, and an EMA in fp32 (SPEC section 3),
-from fresh weights or from one pretrained start, which LOGO then shares with the full model. All
-randomness is a function of (key, step), so a checkpoint is weights, EMA, optimiser moments and the stream's cursor;
-a resumed run ends in the same bits as an uninterrupted one.
+from fresh weights or from one pretrained start, which LOGO then shares with the full model. How a step is spread over
+pieces, processes and precisions is `launch.py`'s. All randomness is a function of (key, step), so a checkpoint is
+weights, EMA, optimiser moments and the stream's cursor; a resumed run ends in the same bits as an uninterrupted one.
 """
 
 from __future__ import annotations
 
 import copy
-import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,16 @@ import numpy as np
 import torch
 
 from guda.data.groups import Groups
+from guda.diffusion.checkpoint import State, newest, restore, save
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.latents import Latents, encode_all
+from guda.diffusion.launch import launch
+from guda.diffusion.lora import merged, wrap
 from guda.diffusion.noise import generator, torch_seed
 from guda.diffusion.stream import Batch, Stream
 from guda.errors import GudaError
 from guda.runs.recipe import TrainingConfig
-from guda.runs.store import atomic_folder, read_json, read_tensors, write_json, write_tensors
 
 
 def stream_key(seed: int, leave_out: str | None, coupled: bool) -> tuple[str | int, ...]:
@@ -113,6 +115,8 @@ def train(
     group, or a null label instead."""
     if denoiser.frozen is not None and prompts is None:
         raise GudaError("a text-to-image model is trained with one prompt per image; build them with: guda prompts")
+    if config.lora is not None and not fine_tune:
+        raise GudaError("training.lora adapts a pretrained model: give model.start, or remove training.lora")
     start = (fine_tune, latents or encode_all(denoiser, images, config.flips), prompts)
     with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
         return _train(denoiser, groups, config, seed, leave_out, coupled, checkpoint, tick, label_dropout, *start)
@@ -123,114 +127,87 @@ def _train(
     checkpoint: Path | None, tick: Callable[[int, int], None], label_dropout: float | None, fine_tune: bool,
     x0: Latents, prompts: Sequence[str] | None,
 ) -> Trained:  # fmt: skip
-    from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
-    from diffusers.training_utils import EMAModel
-
     key = stream_key(seed, leave_out, coupled)
-    model = denoiser.clone() if fine_tune else fresh(denoiser, key, None if label_dropout is None else len(groups) + 1)
-    module = model.module
+    # a twin has other inputs than the pretrained start, so it begins afresh
+    labels = None if label_dropout is None else len(groups) + 1
+    model = denoiser.clone() if fine_tune and labels is None else fresh(denoiser, key, labels)
+    module = model.module.float()  # an EMA in fp16 would stand still (SPEC section 3)
+    if config.lora is not None:
+        wrap(module, config.lora, *key, "lora")
     stream = Stream(
         key, groups, model.shape, model.schedule.T,
         leave_out=None if leave_out is None else groups.index(leave_out),
-        exposure_matched=config.exposure_matched,
+        exposure_matched=config.matched(fine_tune),
     )  # fmt: skip
-    parameters = list(module.parameters())
-    optimizer = torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    launched = launch(config.precision, model.device)
+    state = _start(config, module, parameters, stream, launched.scaler)
+    if checkpoint is not None:
+        found = newest(checkpoint)
+        if (name := launched.told(None if found is None else found.name)) is not None:
+            restore(checkpoint / name, state)
+
+    started = time.monotonic()
+    every = max(1, config.steps // 100)
+    recent = torch.zeros(())
+    pieces = launched.pieces(config.batch, config.accumulate)
+    called = model.module = launched.prepare(module)
+    module.train()
+    while state.step < config.steps:
+        step, cond = state.step, None
+        drawn = stream.take(config.batch)
+        x, t, eps, x_t = to_batch(model, x0, drawn, config.flips)
+        if label_dropout is not None:
+            cond = group_condition(groups, drawn.index, label_dropout, (*key, "labels", step), model.device)
+        elif prompts is not None:
+            cond = prompt_condition(model, prompts, drawn.index, config.prompt_dropout, (*key, "prompts", step))
+        target = model.target(x, eps, t)
+        state.optimizer.zero_grad(set_to_none=True)
+        for piece, share in pieces:
+            # masks of a piece are its own, wherever it is computed; a whole batch starts at place 0
+            place = () if piece.start == 0 else (piece.start,)
+            _seed_dropout(model.device, torch_seed(*key, "dropout", step, *place))
+            with nullcontext() if piece is pieces[-1][0] else launched.holding(called):
+                said = model.raw(x_t[piece], t[piece], None if cond is None else cond[piece])
+                loss = torch.nn.functional.mse_loss(said, target[piece])
+                launched.backward(loss if share == 1.0 else loss * share)
+            recent += share * loss.detach().cpu() / every
+        launched.step(state.optimizer, parameters, config.clip)
+        state.schedule.step()
+        if state.ema is not None:
+            state.ema.step(parameters)
+        state.step = step = step + 1
+        if step % every == 0:
+            state.losses.append(float(launched.mean(recent)))
+            recent = torch.zeros(())
+            if not np.isfinite(state.losses[-1]):
+                raise GudaError(f"training diverged before step {step} (loss {state.losses[-1]}); lower training.lr")
+        tick(step, config.steps)
+        # only where the running mean is empty, so that the loss curve resumes exactly too
+        due = step // config.checkpoint_every > (step - every) // config.checkpoint_every
+        if checkpoint is not None and launched.leads and step % every == 0 and due and step < config.steps:
+            save(checkpoint, state, state.seconds + time.monotonic() - started)
+    model.module = module.eval()
+    if state.ema is not None:
+        state.ema.copy_to(parameters)
+    model.check_finite("training", "it diverged: lower the learning rate")
+    if config.lora is not None:
+        return Trained(merged(module), state.seconds, state.losses)
+    return Trained({k: v.detach().cpu().clone() for k, v in module.state_dict().items()}, state.seconds, state.losses)
+
+
+def _start(config: TrainingConfig, module: Any, parameters: list[Any], stream: Stream, scaler: Any) -> State:
+    """AdamW, its learning rate and the EMA of what moves, before the first step."""
+    from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+    from diffusers.training_utils import EMAModel
+
+    optimizer = torch.optim.AdamW(
+        parameters, config.lr, betas=(0.9, 0.999), weight_decay=config.weight_decay, fused=True
+    )
     schedule = (
         get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
         if config.schedule == "cosine"
         else get_constant_schedule_with_warmup(optimizer, config.warmup)
     )
     ema = None if config.ema is None else EMAModel(parameters, decay=config.ema, foreach=True)
-    step, earlier = 0, 0.0
-    losses: list[float] = []
-    if checkpoint is not None and (saved := _newest(checkpoint)) is not None:
-        step, earlier, losses = _restore(saved, module, optimizer, schedule, ema, stream)
-
-    started = time.monotonic()
-    every = max(1, config.steps // 100)
-    recent = torch.zeros(())
-    module.train()
-    while step < config.steps:
-        drawn, cond = stream.take(config.batch), None
-        _, t, eps, x_t = batch = to_batch(model, x0, drawn, config.flips)
-        if label_dropout is not None:
-            cond = group_condition(groups, drawn.index, label_dropout, (*key, "labels", step), model.device)
-        elif prompts is not None:
-            cond = prompt_condition(model, prompts, drawn.index, config.prompt_dropout, (*key, "prompts", step))
-        _seed_dropout(model.device, torch_seed(*key, "dropout", step))
-        loss = torch.nn.functional.mse_loss(model.raw(x_t, t, cond), model.target(batch[0], eps, t))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, config.clip)
-        optimizer.step()
-        schedule.step()
-        if ema is not None:
-            ema.step(parameters)
-        step += 1
-        recent += loss.detach().cpu() / every
-        if step % every == 0:
-            losses.append(float(recent))
-            recent = torch.zeros(())
-            if not np.isfinite(losses[-1]):
-                raise GudaError(f"training diverged before step {step} (loss {losses[-1]}); lower training.lr")
-        tick(step, config.steps)
-        # only where the running mean is empty, so that the loss curve resumes exactly too
-        due = step // config.checkpoint_every > (step - every) // config.checkpoint_every
-        if checkpoint is not None and step % every == 0 and due and step < config.steps:
-            spent = earlier + time.monotonic() - started
-            _save(checkpoint / f"step-{step:08d}", module, optimizer, schedule, ema, stream, step, spent, losses)
-    module.eval()
-    if ema is not None:
-        ema.copy_to(parameters)
-    model.check_finite("training", "it diverged: lower the learning rate")
-    weights = {k: v.detach().cpu().clone() for k, v in module.state_dict().items()}
-    return Trained(weights, earlier, losses)
-
-
-# ---- checkpoints -------------------------------------------------------------------------------------------------
-
-
-def _newest(folder: Path) -> Path | None:
-    return max(folder.glob("step-*"), default=None)
-
-
-def _save(
-    path: Path, module: Any, optimizer: Any, schedule: Any, ema: Any, stream: Stream, step: int, seconds: float,
-    losses: list[float],
-) -> None:  # fmt: skip
-    tensors = {f"model.{k}": v for k, v in module.state_dict().items()}
-    for i, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
-    if ema is not None:
-        tensors |= {f"ema.{i}": v for i, v in enumerate(ema.shadow_params)}
-    rest = {"step": step, "seconds": seconds, "losses": losses, "cursor": stream.cursor,
-            "schedule": {k: v for k, v in schedule.state_dict().items() if k != "lr_lambdas"}}  # fmt: skip
-    with atomic_folder(path) as tmp:
-        write_tensors(tmp / "state.safetensors", tensors)
-        write_json(tmp / "state.json", rest)
-    for old in path.parent.glob("step-*"):
-        if old != path:
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def _restore(
-    path: Path, module: Any, optimizer: Any, schedule: Any, ema: Any, stream: Stream
-) -> tuple[int, float, list[float]]:
-    tensors, _ = read_tensors(path / "state.safetensors")
-    rest = read_json(path / "state.json")
-    module.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
-    moments: dict[int, dict[str, torch.Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("optimizer."):
-            _, index, field = name.split(".")
-            moments.setdefault(int(index), {})[field] = value
-    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-    schedule.load_state_dict(rest["schedule"] | {"lr_lambdas": [None]})
-    for group, lr in zip(optimizer.param_groups, rest["schedule"]["_last_lr"], strict=True):
-        group["lr"] = lr
-    if ema is not None:
-        ema.shadow_params = [tensors[f"ema.{i}"] for i in range(len(ema.shadow_params))]
-        ema.optimization_step = rest["step"]
-    stream.seek(*rest["cursor"])
-    return rest["step"], rest["seconds"], rest["losses"]
+    return State(module, optimizer, schedule, ema, stream, scaler)

@@ -10,21 +10,20 @@ import multiprocessing
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import wait as wait_sentinel
 
+from guda.engine import team
+from guda.engine.launched import Watcher, run_together
 from guda.engine.tasks import Task, execute, pending
 from guda.errors import GudaError
 from guda.runs import progress
 from guda.runs.run import Run
 
 POLL = 0.25  # seconds between looks at the heartbeats
-
-# (tasks done, tasks in all, fraction of the estimated cost, names of the running tasks)
-Watcher = Callable[[int, int, float, list[str]], None]
 
 
 def _start_worker() -> None:
@@ -91,6 +90,8 @@ def _terminate(pool: ProcessPoolExecutor) -> None:
 
 def run_tasks(run: Run, tasks: list[Task], workers: int | Workers | None = None, watch: Watcher | None = None) -> int:
     """Run what is not done yet; returns how many tasks that were. The first failure stops the rest."""
+    if team.size() > 1:
+        return run_together(run, tasks, watch)
     left = pending(run, tasks)
     if not left:
         return 0

@@ -26,6 +26,7 @@ class Task:
     makes: tuple[str, ...]  # files, relative to the run
     needs: tuple[str, ...] = ()  # files of other tasks
     cost: float = field(default=1.0, compare=False)  # network evaluations, to weigh progress by
+    shared: bool = field(default=False, compare=False)  # a training: processes of one launch do it together
 
     def done(self, run: Run) -> bool:
         return all(run.has(path) for path in self.makes)
@@ -38,21 +39,23 @@ class Task:
         return f"progress/{digest(self.name)}.json"
 
 
-def execute(root: str, task: Task) -> float:
-    """Run one task here; returns its seconds."""
+def execute(root: str, task: Task, alone: bool = True) -> float:
+    """Run one task here; returns its seconds. Not `alone`: another process reports and books it."""
     run = Run.open(root)
     module, _, function = task.fn.partition(":")
     heartbeat = run.path(task.heartbeat)
-    progress.watch(heartbeat)
+    progress.watch(heartbeat if alone else None)
     started = time.monotonic()
     try:
         # a task that was interrupted before may know of time spent then
         earlier = getattr(importlib.import_module(module), function)(run, **task.args) or 0.0
     finally:
         progress.watch(None)
-        Path(heartbeat).unlink(missing_ok=True)
+        if alone:
+            Path(heartbeat).unlink(missing_ok=True)
     seconds = time.monotonic() - started + earlier
-    run.record_time(task.stage, task.name, seconds)
+    if alone:
+        run.record_time(task.stage, task.name, seconds)
     return seconds
 
 

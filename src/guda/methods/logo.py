@@ -23,6 +23,7 @@ from guda.diffusion.models import (
     train_evals,
     train_model,
 )
+from guda.engine import team
 from guda.engine.tasks import Task
 from guda.methods.base import get_method, method
 from guda.methods.elbo import ElboMethod
@@ -88,7 +89,7 @@ class Logo(ElboMethod):
                 Task(
                     name=f"train logo-s{seed} without {group}", stage="fit/logo", fn="guda.methods.logo:train_logo",
                     args={"seed": seed, "group": group}, makes=(self.file(seed, group),),
-                    needs=prompt_files(self.run), cost=float(train_evals(self.run)),
+                    needs=prompt_files(self.run), cost=float(train_evals(self.run)), shared=True,
                 )
                 for group in self.groups
             ]  # fmt: skip
@@ -122,5 +123,7 @@ def train_logo(run: Run, seed: int, group: str) -> float:
     found: Any = get_method(run, "logo")
     checkpoints = run.path("checkpoints", f"logo-{digest([found.folder, seed, group])}")
     trained = train_model(run, seed, checkpoints, leave_out=group, coupled=found.config.coupled)
+    if not team.leads():
+        return trained.earlier
     Counterfactual("weights", group, "", f"logo-s{seed}", trained.weights).save(run.path(found.file(seed, group)))
     return drop_checkpoints(checkpoints, trained.earlier)

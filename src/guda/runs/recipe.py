@@ -106,7 +106,17 @@ class ModelConfig(Config):
 
 class TrainingConfig(Config):
     steps: int = Field(gt=0, description="Optimiser steps.")
-    batch: int = Field(128, gt=0, description="Images per step.")
+    batch: int = Field(128, gt=0, description="Images per step, over all pieces and processes.")
+    accumulate: int = Field(
+        1, gt=0, description="Pieces a batch is cut into, one network call each: less memory, the same step."
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="Autocast of the network on a GPU; weights and EMA stay fp32, and a CPU always computes in fp32.",
+    )
+    lora: int | None = Field(
+        None, gt=0, description="Fine-tune adapters of this rank only; the published weights have them merged in."
+    )
     lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
     warmup: int = Field(100, ge=0, description="Steps of linear warm-up.")
@@ -117,12 +127,25 @@ class TrainingConfig(Config):
     prompt_dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of images trained with the empty prompt, which guidance needs."
     )
-    exposure_matched: bool = Field(
-        True,
-        description="Each epoch of the full model leaves out one group in turn, as LOGO always leaves out its own.",
+    exposure_matched: bool | None = Field(
+        None,
+        description="Each epoch of the full model leaves out one group in turn, as LOGO always leaves out its own. "
+        "Default: true from scratch, false with model.start (SPEC section 3: equal steps on all data).",
     )
     seed: int = Field(0, ge=0, description="Seed of the full model.")
     checkpoint_every: int = Field(500, gt=0, description="Steps between checkpoints; resume is exact.")
+
+    @model_validator(mode="after")
+    def _pieces(self) -> TrainingConfig:
+        if self.accumulate > self.batch:
+            raise ValueError(
+                f"accumulate ({self.accumulate}) cuts a batch of {self.batch} into more pieces than images"
+            )
+        return self
+
+    def matched(self, fine_tune: bool) -> bool:
+        """Whether exposure is matched, where the recipe leaves it open too."""
+        return not fine_tune if self.exposure_matched is None else self.exposure_matched
 
 
 class QueriesConfig(Config):
@@ -205,6 +228,8 @@ class Recipe(Config):
 
     def locked(self) -> dict[str, Any]:
         value = self.model_dump(mode="json")
+        if self.training is not None:  # what it comes to, so that null and the value it stands for are one recipe
+            value["training"]["exposure_matched"] = self.training.matched(self.model.start is not None)
         return {key: value[key] for key in LOCKED}
 
 

@@ -63,6 +63,14 @@ def refuse_difference(where: str, found: dict[str, Any], given: dict[str, Any], 
             raise Mismatch(f"{where}: {key} differs", one.get(key), two.get(key), fix)
 
 
+def _with_defaults(locked: dict[str, Any]) -> dict[str, Any]:
+    """A lock written before a setting existed meant what is now its default."""
+    try:
+        return Recipe.model_validate({"name": "", **locked}).locked()
+    except ValueError:
+        return locked
+
+
 class Run:
     def __init__(self, root: Path, info: dict[str, Any]) -> None:
         self.root, self.info = root, info
@@ -112,7 +120,7 @@ class Run:
         """Refuse a recipe whose locked sections are not those this run was made from."""
         refuse_difference(
             str(self.root),
-            self.info["locked"],
+            _with_defaults(self.info["locked"]),
             recipe.locked(),
             "use another run folder for another experiment",
         )

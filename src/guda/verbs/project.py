@@ -88,6 +88,8 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
         raise GudaError("model.path is a finished model and model.start one to fine-tune; give one of them")
     if recipe.model.path is None and recipe.training is None:
         raise GudaError("no model: give --model FOLDER, or a recipe with a `training` section for `guda train`")
+    if recipe.training is not None and recipe.training.lora is not None and recipe.model.start is None:
+        raise GudaError("training.lora adapts a pretrained model: give model.start, or remove training.lora")
     if (path := recipe.model.path or recipe.model.start) is None:
         if recipe.model.lora is not None:
             raise GudaError("model.lora is added to a given pipeline; give model.path or model.start too")

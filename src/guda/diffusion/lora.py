@@ -1,0 +1,78 @@
+"""LoRA: a network of which only thin factors move (Hu et al. 2022), through the peft library.
+
+    W + (alpha / r) B A,   B = 0 at the start, so that the network says at step 0 what it said before
+
+Every linear layer (a U-Net's attention projections among them) and every plain convolution is adapted. A is drawn from
+a key, not from the global generator, so that the start does not depend on what was trained before. Unlearned students
+keep the factors (counterfactuals/student.py); fine-tuned models are published merged, as ordinary weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from guda.diffusion.noise import torch_seed
+from guda.errors import GudaError
+
+ADAPTER = "default"
+
+
+def targets(module: nn.Module) -> list[str]:
+    """Names of the layers that can be adapted: where a convolution followed by a 1x1 one is one convolution."""
+
+    def plain(layer: nn.Module) -> bool:
+        if isinstance(layer, nn.Conv2d):
+            return layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+        return isinstance(layer, nn.Linear)
+
+    return [name for name, layer in module.named_modules() if plain(layer)]
+
+
+def wrap(module: nn.Module, rank: int, *key: str | int) -> None:
+    """Put adapters whose start is a function of `key` into `module`, in place; everything else is frozen."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise GudaError(
+            "LoRA (store = lora:R, training.lora) needs the peft library; install it with: pip install guda[lora]"
+        ) from None
+    names = targets(module)
+    if not names:
+        raise GudaError(
+            f"{type(module).__name__} has no linear layer or convolution for LoRA to adapt; use store = fp32"
+        )
+    # one pattern of whole names: a list would also match layers that merely end in one of them
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules="|".join(map(re.escape, names)))
+    with torch.random.fork_rng():
+        torch.manual_seed(torch_seed(*key))
+        inject_adapter_in_model(config, module, ADAPTER)
+    module.eval()
+
+
+def factors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """(name its weight had before, B [out, r], A [r, in]) of every adapted layer; alpha / r is 1."""
+    from peft.tuners.lora import LoraLayer
+
+    layers: list[tuple[str, Any]] = [(n, m) for n, m in module.named_modules() if isinstance(m, LoraLayer)]
+    for name, layer in layers:
+        b, a = (part[ADAPTER].weight.detach().cpu().flatten(1).clone() for part in (layer.lora_B, layer.lora_A))
+        yield f"{name}.weight", b, a
+
+
+def merged(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of the plain network that a wrapped one amounts to, under the names they had before."""
+    state = {
+        k.replace(".base_layer.", "."): v.detach().cpu().clone()
+        for k, v in module.state_dict().items()
+        if ".lora_" not in k
+    }
+    for name, b, a in factors(module):
+        # in float64 on the CPU: once rounded, the result does not tell how many threads summed it
+        change = (b.double() @ a.double()).reshape(state[name].shape)
+        state[name] = (state[name].double() + change).to(state[name].dtype)
+    return state
