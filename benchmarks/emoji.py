@@ -170,9 +170,9 @@ def prompt_tables(run: Run) -> list[str]:
 METHODS = ("logo", "anchors-weighted", "anchors-uniform", "anchors-removed", "similarity-efficientnet-style")
 
 
-def picture(run: Run, path: Path, per_style: int = 1) -> None:
-    """One query of every style, never chosen by hand: each method's top three with training pictures of that group, the
-    first of the same object; a green frame marks the oracle's first, an orange one its second and third."""
+def picture(run: Run, path: Path) -> None:
+    """One query of every style, never chosen by hand (of the i-th style the i-th object): each method's top three with
+    the training picture of that object in that group; green frames the oracle's first, orange its second and third."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -182,7 +182,7 @@ def picture(run: Run, path: Path, per_style: int = 1) -> None:
     queries = load_queries(run, name)
     assert data.contents is not None
     styles = [q.split("/")[0] for q in queries.ids]
-    chosen = [i for i in range(queries.n) if styles[:i].count(styles[i]) < per_style]
+    chosen = [[i for i, s in enumerate(styles) if s == style][k] for k, style in enumerate(dict.fromkeys(styles))]
     scores = {m: Scores.read(verbs.scores_path(run, name, m)) for m in METHODS}
     figure, axes = plt.subplots(
         len(chosen), 1 + 3 * len(METHODS), figsize=(2.2 + 2.05 * len(METHODS), 1.02 * len(chosen))
