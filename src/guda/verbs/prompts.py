@@ -22,15 +22,15 @@ def prompts_build(run: Run) -> dict[str, Any]:
     data = load_data(run)
     ranked = vocabularies(data, config)
     prompts, path = build(data, config, ranked.vocabularies, ranked.dropped), run.path(*FILE)
-    run.note("prompts_digest", prompts.digest)  # deleting the file does not make other prompts welcome
     new = not path.is_file()
-    if new:
-        prompts.save(path)
-    elif (old := Prompts.load(path, data.digest)).digest != prompts.digest:
+    if not new and (old := Prompts.load(path, data.digest)).digest != prompts.digest:
         raise Mismatch(
             f"{path} holds other prompts: digest", old.digest, prompts.digest,
             "models of this run may have been trained with them; use another run folder, or delete it if none were",
         )  # fmt: skip
+    run.note("prompts_digest", prompts.digest)  # deleting the file does not make other prompts welcome
+    if new:
+        prompts.save(path)
     return {
         "run": str(run.root), "file": str(path), "built": new, "digest": prompts.digest,
         "training": len(prompts.training), "evaluation": len(prompts.evaluation),
