@@ -1,7 +1,6 @@
 """The whole Stable Diffusion path on a pipeline of the real classes: fine-tune, LOGO, unlearn, generate, score."""
 
 import json
-import random
 import shutil
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from textrun import (
     tiny_text,
     write_prompted,
 )
-from tinyrun import Inline, exact
+from tinyrun import Inline, exact, interrupted
 
 from guda import verbs
 from guda.data.prompts import load_prompts
@@ -107,16 +106,7 @@ def test_logo_and_full_share_the_pretrained_start() -> None:
 def test_an_interrupted_text_run_is_byte_identical(tmp_path: Path) -> None:
     root = tmp_path / "run"
     start(root)
-    rng, ran = random.Random(0), []
-    for _ in range(100):
-        engine = Inline(stop_after=rng.randint(1, 6))
-        try:
-            verbs.pipeline(Run.open(root), engine)
-            break
-        except KeyboardInterrupt:
-            pass
-        finally:
-            ran += engine.ran
+    ran = interrupted(root)
     assert exact(root) == exact(finished_text())
     assert len(ran) == len(set(ran)), "something was done twice"
 

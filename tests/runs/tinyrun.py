@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -77,6 +78,21 @@ class Inline:
             execute(str(run.root), task)
             self.ran.append(task.name)
         return len(left)
+
+
+def interrupted(root: Path) -> list[str]:
+    """The whole pipeline, stopped after a few tasks again and again; returns what ran, in order."""
+    rng, ran = random.Random(0), []
+    for _ in range(100):
+        engine = Inline(stop_after=rng.randint(1, 5))
+        try:
+            verbs.pipeline(Run.open(root), engine)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            ran += engine.ran
+    return ran
 
 
 @functools.cache
