@@ -168,6 +168,8 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [PROGRAM, "train", str(root), "--workers", "1", "--json"], text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # what a shell starts in the background ignores Ctrl-C, and so would its grandchildren
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not list((root / "progress").glob("*.json")):
