@@ -286,6 +286,13 @@ def test_objects_of_another_seed_are_others_where_there_are_enough() -> None:
     other = {i.split("/")[1] for i, _ in prompt_list(run, run.recipe.queries.model_copy(update={"seed": 7}))}
     assert len(own) == len(other) == 2
     assert not own & other
+    # and the name of the set says so: drawn as the recipe's own, the same seed means other objects
+    from guda.diffusion.queries import set_name
+
+    seven = run.recipe.queries.model_copy(update={"seed": 7})
+    as_tuning = set_name(run, seven)
+    run.__dict__["recipe"] = run.recipe.model_copy(update={"queries": seven})
+    assert set_name(run, seven) != as_tuning
 
 
 def test_sampling_a_number_of_pictures_is_refused_on_text_runs(tmp_path: Path) -> None:

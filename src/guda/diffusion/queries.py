@@ -37,25 +37,34 @@ def set_name(run: Run, config: QueriesConfig) -> str:
     if run.recipe.prompts is None:
         return f"samples-s{config.seed}-n{config.n}{steps}"
     groups = "" if run.recipe.scoring.groups is None else f"-{digest(list(asked_groups(run)), 6)}"
-    return f"prompts-s{config.seed}-o{config.objects or 'all'}-g{config.guidance:g}{steps}{groups}"
+    # which objects are left out depends on the recipe's own queries, and those may be edited
+    others = "" if config.seed == run.recipe.queries.seed else f"-{digest(_objects(run, config), 6)}"
+    return f"prompts-s{config.seed}-o{config.objects or 'all'}-g{config.guidance:g}{steps}{groups}{others}"
+
+
+def _objects(run: Run, config: QueriesConfig) -> list[str]:
+    """What the pictures show, the same for all styles. Under another seed the objects of the recipe's own queries are
+    left out where enough others are there: settings are chosen on other prompts."""
+    contents = load_data(run).contents
+    if contents is None:
+        raise GudaError(f"{run.root}: the images have no contents, so there are no evaluation prompts")
+    names = sorted(set(contents))
+    if config.objects is None:
+        return names
+    if config.objects > len(names):
+        raise GudaError(f"queries.objects = {config.objects}, but the images show {len(names)} objects")
+    own = run.recipe.queries
+    reported = set() if config.seed == own.seed else set(_drawn(names, own.seed, own.objects or len(names)))
+    others = [name for name in names if name not in reported]
+    return _drawn(others if len(others) >= config.objects else names, config.seed, config.objects)
 
 
 def _asked(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
-    """(style, object) of every picture; the objects are the same for all styles. Under another seed those of the
-    recipe's own queries are left out where enough others are there: settings are chosen on other prompts."""
-    data = load_data(run)
-    if data.contents is None:
-        raise GudaError(f"{run.root}: the images have no contents, so there are no evaluation prompts")
-    names = sorted(set(data.contents))
-    if config.objects is not None:
-        if config.objects > len(names):
-            raise GudaError(f"queries.objects = {config.objects}, but the images show {len(names)} objects")
-        own = run.recipe.queries
-        reported = set() if config.seed == own.seed else set(_drawn(names, own.seed, own.objects or len(names)))
-        if len(others := [name for name in names if name not in reported]) >= config.objects:
-            names = others
-        names = _drawn(names, config.seed, config.objects)
-    there = {(data.groups.names[k], content) for k, content in zip(data.groups.labels, data.contents, strict=True)}
+    """(style, object) of every picture."""
+    data, names = load_data(run), _objects(run, config)
+    there = {
+        (data.groups.names[k], content) for k, content in zip(data.groups.labels, data.contents or (), strict=True)
+    }
     if len({_slug(name) for name in names}) < len(names):
         raise GudaError("two objects have names that differ by spaces and dashes only; rename one of them")
     return [(style, name) for style in asked_groups(run) for name in names if (style, name) in there]

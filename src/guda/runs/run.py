@@ -34,9 +34,8 @@ from guda.runs.recipe import Recipe
 from guda.runs.store import TEMPORARY, digest, digest_file, read_json, write_json, write_text
 
 FORMAT = 1
-REFERENCE = re.compile(
-    r"reference-n\d+-s\d+(-g[0-9a-f]+)?"
-)  # names of query sets that are the run's own (methods/reference.py)
+# names of query sets that are the run's own (methods/reference.py)
+REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?")
 
 
 def library_versions() -> dict[str, str]:
