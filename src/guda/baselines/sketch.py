@@ -1,0 +1,96 @@
+"""Sketches: a gradient of p numbers kept as k, such that inner products survive on average, E <Su, Sv> = <u, v>.
+
+    countsketch   every coordinate goes to one random place with a random sign: O(p) per gradient
+                  Var <Su, Sv> = (|u|^2 |v|^2 + <u, v>^2 - 2 sum_j u_j^2 v_j^2) / k
+    sjlt:<s>      to s places, one in each s-th of the sketch, with 1/sqrt(s) (sparse Johnson-Lindenstrauss): O(s p)
+    gaussian      a dense matrix of N(0, 1/k): 2 p k operations and, p k being too many to keep, drawn again each time
+                  Var <Su, Sv> = (|u|^2 |v|^2 + <u, v>^2) / k
+    identity      the gradient itself, for tests
+
+Gradients come weight by weight, so none is ever held whole. What a weight is multiplied with is a function of (seed,
+its name) alone. On a GPU the additions of a countsketch have no fixed order, so last bits may differ there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from guda.diffusion.noise import generator, torch_seed
+
+PATTERN = r"^(countsketch|sjlt:[1-9][0-9]*|gaussian|identity)$"
+ROWS = 1024  # rows of a Gaussian matrix drawn at once
+
+
+class Sketch(ABC):
+    def __init__(self, sizes: Mapping[str, int], dim: int, seed: int) -> None:
+        """`sizes`: the number of values of every weight, by name."""
+        self.sizes, self.dim, self.seed = dict(sizes), dim, seed
+
+    def zeros(self, n: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        return torch.zeros(n, self.dim, device=device)
+
+    @abstractmethod
+    def add(self, out: torch.Tensor, name: str, values: torch.Tensor) -> None:
+        """Add one weight's part `values` [n, size] of n gradients to their sketches `out` [n, dim]."""
+
+
+class SparseSketch(Sketch):
+    """CountSketch with one place per coordinate; SJLT with several."""
+
+    def __init__(self, sizes: Mapping[str, int], dim: int, seed: int, places: int = 1) -> None:
+        if dim % places:
+            raise ValueError(f"a sketch of {dim} cannot be cut into {places} equal parts")
+        super().__init__(sizes, dim, seed)
+        self.places = places
+        self._drawn: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def _hash(self, name: str, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        if name not in self._drawn:
+            width = self.dim // self.places
+            self._drawn[name] = []
+            for place in range(self.places):
+                rng = generator("sketch", self.seed, name, place)
+                bucket = torch.from_numpy(rng.integers(place * width, (place + 1) * width, self.sizes[name], np.int32))
+                sign = torch.from_numpy(rng.integers(0, 2, self.sizes[name], np.int8)) * 2 - 1
+                self._drawn[name].append((bucket.to(device), sign.to(device)))
+        return self._drawn[name]
+
+    def add(self, out: torch.Tensor, name: str, values: torch.Tensor) -> None:
+        for bucket, sign in self._hash(name, values.device):
+            scaled = values * sign
+            out.index_add_(1, bucket, scaled if self.places == 1 else scaled / self.places**0.5)
+
+
+class GaussianSketch(Sketch):
+    def add(self, out: torch.Tensor, name: str, values: torch.Tensor) -> None:
+        for first in range(0, self.sizes[name], ROWS):
+            rows = values[:, first : first + ROWS]
+            drawn = torch.Generator().manual_seed(torch_seed("gaussian", self.seed, name, first))
+            matrix = torch.randn(rows.shape[1], self.dim, generator=drawn).to(values.device)
+            out.add_(rows @ matrix, alpha=self.dim**-0.5)
+
+
+class IdentitySketch(Sketch):
+    def __init__(self, sizes: Mapping[str, int], dim: int = 0, seed: int = 0) -> None:
+        super().__init__(sizes, sum(sizes.values()), seed)
+        ends = np.cumsum(list(sizes.values()))
+        self._place = {name: (int(end) - n, int(end)) for (name, n), end in zip(sizes.items(), ends, strict=True)}
+
+    def add(self, out: torch.Tensor, name: str, values: torch.Tensor) -> None:
+        first, last = self._place[name]
+        out[:, first:last] += values
+
+
+def make_sketch(kind: str, sizes: Mapping[str, int], dim: int, seed: int) -> Sketch:
+    if kind == "gaussian":
+        return GaussianSketch(sizes, dim, seed)
+    if kind == "identity":
+        return IdentitySketch(sizes)
+    name, _, places = kind.partition(":")
+    if name not in ("countsketch", "sjlt"):
+        raise ValueError(f"no sketch {kind!r}")
+    return SparseSketch(sizes, dim, seed, int(places or 1))
