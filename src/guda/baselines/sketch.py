@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from guda.diffusion.noise import generator, torch_seed
+from guda.errors import GudaError
 
 PATTERN = r"^(countsketch|sjlt:[1-9][0-9]*|gaussian|identity)$"
 ROWS = 1024  # rows of a Gaussian matrix drawn at once
@@ -45,7 +46,9 @@ class SparseSketch(Sketch):
 
     def __init__(self, sizes: Mapping[str, int], dim: int, seed: int, places: int = 1) -> None:
         if dim % places:
-            raise ValueError(f"a sketch of {dim} cannot be cut into {places} equal parts; give a multiple of {places}")
+            raise GudaError(
+                f"sjlt:{places} cuts the sketch into {places} equal parts and {dim} is no multiple of it; change one"
+            )
         super().__init__(sizes, dim, seed)
         self.places = places
         self._drawn: dict[tuple[str, int], torch.Tensor] = {}
