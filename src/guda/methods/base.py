@@ -71,6 +71,14 @@ class Method(ABC):
         """Methods whose work this one's scores are made of, for adding up time; itself, unless it combines others."""
         return (self.method_id,)
 
+    def fit_stages(self) -> list[str]:
+        """What the time of fitting it is booked under."""
+        return [f"fit/{part}" for part in self.parts()]
+
+    def score_stages(self, queries: str, terms: str) -> list[str]:
+        """The same of scoring a set; `terms`: the folder of terms, which names plan and precision."""
+        return [f"score/{queries}/{part}{end}" for part in self.parts() for end in (f"/{terms}", "")]
+
     def check(self) -> None:
         """Refuse a run that the method is not defined for, before anything is trained for it."""
         for name in self.parts():
@@ -99,6 +107,7 @@ def method(name: str) -> Callable[[type[Method]], type[Method]]:
 def _load_all() -> None:
     from importlib.metadata import entry_points
 
+    import guda.methods.gradient
     import guda.methods.hybrid
     import guda.methods.logo
     import guda.methods.posterior
