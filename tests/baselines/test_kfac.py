@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from guda.baselines.curvature import Block, Curvature
 from guda.baselines.gradients import Gradients
-from guda.baselines.kfac import Block, Curvature, Draws, _Change, curvature
+from guda.baselines.kfac import Draws, _Change, curvature
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.latents import Latents
 from guda.diffusion.loading import make_scheduler
@@ -126,7 +127,7 @@ def test_influence_in_linear_regression_is_the_closed_form() -> None:
     """The loss |W a - y|^2 / C has the Hessian (2 / C) I (x) E[a a^T], whatever y: tau is then known exactly."""
     pytest.importorskip("curvlinops")
     denoiser = small(Linear)
-    draws = drawn(denoiser, draws=40_000, batch=4000)
+    draws = drawn(denoiser, draws=10_000, batch=2500)
     found = curvature(denoiser, draws)
     x = torch.cat([given["x_t"].flatten(1) for given, _ in draws])
     a = torch.cat([x, torch.ones(len(x), 1)], dim=1)
@@ -136,7 +137,7 @@ def test_influence_in_linear_regression_is_the_closed_form() -> None:
     damping = 0.05
     exact = joint @ torch.linalg.inv(hessian + damping * torch.eye(20)) @ joint.T
     tau = flat(found.precondition(g, damping)) @ flat(g).T
-    assert float((tau - exact).norm() / exact.norm()) < 0.02  # only the 40,000 sampled targets differ
+    assert float((tau - exact).norm() / exact.norm()) < 0.04  # only the 10,000 sampled targets differ
 
 
 @pytest.mark.parametrize("weights", ["all", "weight"])
@@ -163,8 +164,8 @@ def test_great_damping_leaves_the_plain_product(make_unet: Callable[..., Any], c
     denoiser = Denoiser.from_module(make_unet(), make_scheduler("linear:100"))
     found = curvature(denoiser, drawn(denoiser, draws=16), corrected=corrected)
     x = torch.randn(3, 2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    gradients = Gradients(denoiser, "loss", found.pattern)(x, torch.tensor([10, 60]), torch.zeros_like(x))
-    assert sorted(gradients) == sorted(found.names)
+    gradients = Gradients(denoiser, "loss")(x, torch.tensor([10, 60]), torch.zeros_like(x))
+    assert set(gradients) - set(found.names) == {n for n in gradients if "norm" in n}  # no block of their own
     plain = sum(gradients[n] @ gradients[n].T for n in found.names)
     damped = found.precondition(gradients, 1e6)
     torch.testing.assert_close(1e6 * sum(damped[n] @ gradients[n].T for n in found.names), plain, rtol=1e-4, atol=1e-6)
@@ -242,11 +243,13 @@ def test_a_saved_curvature_is_the_same(tmp_path: Path) -> None:
     pytest.importorskip("curvlinops")
     denoiser = small()
     found = curvature(denoiser, drawn(denoiser), corrected=True)
-    found.save(tmp_path / "curvature.safetensors")
-    again = Curvature.load(tmp_path / "curvature.safetensors")
+    found.save(tmp_path / "curvature.safetensors", "weights")
+    again = Curvature.load(tmp_path / "curvature.safetensors", "weights")
     g = randoms(found, denoiser)
     assert again.names == found.names
     assert torch.equal(flat(again.precondition(g, 0.1)), flat(found.precondition(g, 0.1)))
+    with pytest.raises(GudaError, match="another network"):
+        Curvature.load(tmp_path / "curvature.safetensors", "other weights")
 
 
 def test_weights_without_a_layer_are_refused() -> None:

@@ -16,99 +16,21 @@ weights (norms, embeddings, attention's lone parameters) have no block and are l
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from guda.baselines.curvature import Block, Curvature
 from guda.baselines.gradients import chosen_weights
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.latents import Latents
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
-from guda.runs.store import read_tensors, write_tensors
-
-PARTS = ("left", "right", "eigenvalues")
-
-
-@dataclass(frozen=True)
-class Block:
-    """H of one layer: (left (x) right) diag(eigenvalues) (left (x) right)^T."""
-
-    left: torch.Tensor  # eigenvectors of B, [out, out]
-    right: torch.Tensor  # eigenvectors of A, [in, in]; with the bias, a last row for its constant input
-    eigenvalues: torch.Tensor  # [out, in]
-
-    def power(self, gradient: torch.Tensor, damping: float, power: float) -> torch.Tensor:
-        """(H + damping I)^power of gradients [n, out, in]."""
-        rotated = self.left.T @ gradient @ self.right
-        return self.left @ (rotated * (self.eigenvalues + damping) ** power) @ self.right.T
-
-
-class Curvature:
-    """H, block by block; `blocks` are named by their layers."""
-
-    def __init__(self, blocks: Mapping[str, Block], biased: Sequence[str]) -> None:
-        self.blocks, self.biased = dict(blocks), set(biased)
-
-    @property
-    def names(self) -> list[str]:
-        """The weights it knows."""
-        return [f"{layer}.{part}" for layer in self.blocks for part in ("weight", "bias")[: 1 + (layer in self.biased)]]
-
-    @property
-    def pattern(self) -> str:
-        """A regular expression that finds these weights and no other, for `Gradients`."""
-        return f"^({'|'.join(re.escape(name) for name in self.names)})$"
-
-    @property
-    def mean_eigenvalue(self) -> float:
-        """tr H / size: what a relative damping is relative to."""
-        values = [b.eigenvalues for b in self.blocks.values()]
-        return sum(float(v.double().sum()) for v in values) / sum(v.numel() for v in values)
-
-    def precondition(
-        self, gradients: Mapping[str, torch.Tensor], damping: float, power: float = -1.0
-    ) -> dict[str, torch.Tensor]:
-        """(H + damping I)^power g of n gradients {weight: [n, size]}; weights that H does not know are dropped.
-
-        A power of -1/2 on both sides of a product gives what -1 gives on one of them."""
-        done = {}
-        for layer, block in self.blocks.items():
-            out = len(block.left)
-            weight = gradients[f"{layer}.weight"]
-            parts = [weight.reshape(len(weight), out, -1)]
-            if layer in self.biased:
-                parts.append(gradients[f"{layer}.bias"][:, :, None])
-            found = block.power(torch.cat(parts, dim=2), damping, power)
-            width = parts[0].shape[2]
-            done[f"{layer}.weight"] = found[:, :, :width].flatten(1)
-            if layer in self.biased:
-                done[f"{layer}.bias"] = found[:, :, width]
-        return done
-
-    def save(self, path: Path) -> None:
-        tensors = {f"{layer}/{part}": getattr(b, part) for layer, b in self.blocks.items() for part in PARTS}
-        write_tensors(path, tensors, {"layers": " ".join(self.blocks), "biased": " ".join(sorted(self.biased))})
-
-    @classmethod
-    def load(cls, path: Path) -> Curvature:
-        tensors, header = read_tensors(path)
-        try:
-            blocks = {n: Block(*(tensors[f"{n}/{part}"] for part in PARTS)) for n in header["layers"].split()}
-            return cls(blocks, header["biased"].split())
-        except KeyError as e:
-            raise GudaError(f"{path} holds no curvature ({e} is missing); delete it and fit again") from None
-
-    def to(self, device: torch.device | str) -> Curvature:
-        moved = {n: Block(*(getattr(b, part).to(device) for part in PARTS)) for n, b in self.blocks.items()}
-        return Curvature(moved, sorted(self.biased))
 
 
 class Draws:
@@ -157,6 +79,7 @@ class _Change(nn.Module):
 def curvature(denoiser: Denoiser, draws: Draws, weights: str = "all", *, corrected: bool = False) -> Curvature:
     """H of the Linear and Conv2d layers among `weights`; `corrected`: with EKFAC's eigenvalues (a second pass)."""
     library = _curvlinops()
+    denoiser = denoiser.clone()  # the library's hooks stay where it fails
     chosen = chosen_weights(denoiser, weights)
     layers = [
         name
@@ -195,9 +118,16 @@ def _block(state: dict[str, Any], name: str, corrected: bool) -> Block:
     return Block(u_b.float(), u_a.float(), torch.outer(l_b.clamp(min=0), l_a.clamp(min=0)).float())
 
 
+def need_library() -> None:
+    """Refuse early where it is not installed, without importing it."""
+    if find_spec("curvlinops") is None:
+        raise GudaError("kfac needs curvlinops, which is not installed; install it with: pip install 'guda[kfac]'")
+
+
 def _curvlinops() -> Any:
+    need_library()
     try:
         import curvlinops
     except ImportError as e:
-        raise GudaError(f"kfac needs curvlinops ({e}); install it with: pip install 'guda[kfac]'") from None
+        raise GudaError(f"curvlinops cannot be imported ({e}); install it with: pip install 'guda[kfac]'") from None
     return curvlinops
