@@ -48,7 +48,7 @@ class Rows:
 
     def take(self, members: torch.Tensor) -> torch.Tensor:
         """Those of some images, in the given order."""
-        found = torch.empty(len(members), self.dim)
+        found = torch.empty(len(members), self.dim, dtype=self.dtype)
         for first, block in self.read():
             here = (members >= first) & (members < first + len(block))
             found[here] = block[members[here] - first].to(found)
@@ -171,7 +171,7 @@ class Ridge:
 
     def removal(self, members: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """[k]: what removing a group changes, exactly, as a vector to be multiplied by phi_q."""
-        phi = self.rows.take(members).to(self.rows.dtype)
+        phi = self.rows.take(members)
         z = self._vectors_of(members, phi)
         left = torch.eye(len(members), dtype=self.rows.dtype) - phi @ z.T
         lower, info = torch.linalg.cholesky_ex((left + left.T) / 2)
