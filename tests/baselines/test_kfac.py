@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from guda.baselines.curvature import Block, Curvature
-from guda.baselines.gradients import Gradients
+from guda.baselines.gradients import KEYS_AND_VALUES, Gradients
 from guda.baselines.kfac import Draws, _Change, curvature
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.latents import Latents
@@ -198,6 +198,22 @@ def test_curvature_does_not_depend_on_batches(
     a, b = (flat(found.precondition(g, damping)) for found in (one, other))
     assert float((a - b).norm() / a.norm()) < 1e-4
     assert one.mean_eigenvalue == pytest.approx(other.mean_eigenvalue, rel=1e-5)
+
+
+def test_cross_attention_of_a_text_to_image_model_listens_to_the_prompts(tiny_pipeline: Callable[[str], Path]) -> None:
+    """A = E[a a^T] over draws and words, a being what the text encoder says."""
+    pytest.importorskip("curvlinops")
+    denoiser = Denoiser.from_pretrained(tiny_pipeline("sd"))
+    prompts = ["a cat", "two red houses", "rain"]
+    x0 = torch.randn(3, *denoiser.shape, generator=torch.Generator().manual_seed(0))
+    draws = Draws(denoiser, Latents(x0), prompts, 6, 4, 0)
+    found = curvature(denoiser, draws, KEYS_AND_VALUES)
+    assert not found.biased
+    assert all(name.endswith(("to_k.weight", "to_v.weight")) for name in found.names)
+    words = torch.cat([given["encoder_hidden_states"] for given, _ in draws]).flatten(0, 1)
+    block = next(iter(found.blocks.values()))
+    inside = block.right.T @ (words.T @ words / len(words)) @ block.right
+    torch.testing.assert_close(inside, torch.diag(inside.diagonal()), rtol=0, atol=1e-4 * float(inside.max()))
 
 
 @pytest.mark.parametrize("network", ["mlp", "unet"])

@@ -52,7 +52,7 @@ class Kfac(Trak):
 
     def curvature_file(self, store: FeatureStore) -> str:
         config = self.config
-        named = [config.draws, config.ekfac, config.weights, store.model, store.seed]
+        named = [config.draws, config.ekfac, config.weights, config.block, store.model, store.seed]
         return f"artifacts/curvature-{digest(named, 8)}/curvature.safetensors"
 
     def _seen(self, store: FeatureStore, power: float) -> FeatureStore:
