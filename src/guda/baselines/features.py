@@ -68,10 +68,7 @@ class Featuriser:
         """`model`: the digest of its weights, where it is known."""
         self.denoiser, self.config, self.seed = denoiser, config, seed
         self.gradients = Gradients(denoiser, config.output, config.weights, config.per_sample)
-        try:
-            self.sketch: Sketch = make_sketch(config.sketch, self.gradients.sizes, config.dim, seed)
-        except ValueError as e:
-            raise GudaError(f"sketch {config.sketch!r} with dim {config.dim}: {e}") from None
+        self.sketch: Sketch = make_sketch(config.sketch, self.gradients.sizes, config.dim, seed)
         self.t = torch.from_numpy(grid(denoiser.schedule.T, config.timesteps))
         self.model = model or denoiser.digest()
 

@@ -17,8 +17,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from guda.counterfactuals.packing import bank_fraction
 from guda.data.groups import suggestion
 from guda.data.queries import Queries
+from guda.diffusion.denoiser import Denoiser
 from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.runs.recipe import Config, parse_config
@@ -59,8 +61,15 @@ class Method(ABC):
         """Evaluation units per group (SPEC 8), without theta_full."""
 
     @abstractmethod
-    def score_evals(self, queries: Queries) -> float:
+    def score_evals(self) -> float:
         """Evaluation units per query."""
+
+    def disk(self, left: list[Task], model: Denoiser) -> int:
+        """Bytes that the tasks still to do will take: by default those that train keep a network each."""
+        weights = sum(p.numel() * p.element_size() for p in model.module.state_dict().values())
+        kept = weights * len([task for task in left if task.cost > 1])
+        store = getattr(self.config, "store", None)
+        return kept if store is None else round(kept * bank_fraction(model, store))
 
     def artifact(self, **identity: Any) -> str:
         """Folder of what `fit` makes, named after the settings that made it."""

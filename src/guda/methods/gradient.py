@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from guda.baselines import aggregate
+from guda.baselines.gradients import chosen_weights
 from guda.baselines.presets import (
     LINEAR,
     REMOVAL,
@@ -36,6 +37,7 @@ from guda.baselines.presets import (
 from guda.baselines.residuals import profile, residuals
 from guda.baselines.ridge import Cholesky, Eigen, Ridge, Rows, checked_leverage, effective
 from guda.data.queries import Queries
+from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.models import (
     asked_groups,
     full_tasks,
@@ -255,12 +257,22 @@ class Trak(Method):
     def score_stages(self, queries: str, terms: str) -> list[str]:
         return [f"score/{queries}/{self.method_id}", *(self._asked(s).query_stage(queries) for s in self.stores())]
 
+    def disk(self, left: list[Task], model: Denoiser) -> int:
+        """Features at 4 bytes a number, the Gram matrix at 8, images' vectors where an aggregate needs them."""
+        store, n = self.stores()[0], load_data(self.run).n
+        dim = sum(p.numel() for p in chosen_weights(model, self.config.weights).values())
+        dim = dim if self.config.sketch == "identity" else self.config.dim
+        features = 4 * dim * sum(task.cost / store.evals for task in left if task.fn.endswith(":make_train"))
+        grams = sum(8 * min(n, dim) ** 2 for task in left if task.fn.endswith((":make_gram", ":make_spectrum")))
+        items = 0 if self.config.aggregate in LINEAR and not self.config.square else 4 * n * dim
+        return round(features + grams + items * sum(task.fn.endswith(":make_vectors") for task in left))
+
     def fit_evals(self) -> float:
         n, groups = load_data(self.run).n, len(asked_groups(self.run))
         per_image = self.stores()[0].evals + (self.config.residual_timesteps if self.config.residual != "none" else 0)
         return float(n * per_image * len(self.stores()) / groups)
 
-    def score_evals(self, queries: Queries) -> float:
+    def score_evals(self) -> float:
         return self.stores()[0].evals * len(self.stores())
 
 

@@ -51,7 +51,7 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
         m = method.method_id
         costs[m] = Cost(
             fit_evals=method.fit_evals(), fit_seconds=stage_seconds(run, method.fit_stages()),
-            score_evals=method.score_evals(queries),
+            score_evals=method.score_evals(),
             score_seconds=stage_seconds(run, method.score_stages(name, terms)),
         )  # fmt: skip
         if method is not oracle and method.fit_evals() > 0:

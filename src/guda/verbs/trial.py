@@ -183,7 +183,7 @@ class Trials:
         return {
             "settings": method.config.model_dump(mode="json"),
             "fit_evals": evals,
-            "score_evals": method.score_evals(self.queries),
+            "score_evals": method.score_evals(),
             "evals_ratio_vs_logo": self.oracle.fit_evals() / evals if evals > 0 else None,
         }
 
@@ -194,7 +194,7 @@ class Trials:
     def oracle_entry(self, comparison: Comparison) -> DatasetEntry:
         """Ceiling, random rankings and LOGO's cost, without any method."""
         cost = Cost(
-            fit_evals=self.oracle.fit_evals(), score_evals=self.oracle.score_evals(self.queries),
+            fit_evals=self.oracle.fit_evals(), score_evals=self.oracle.score_evals(),
             **self.seconds(self.oracle),
         )  # fmt: skip
         estimand = run_plan(self.run).estimand
