@@ -118,6 +118,7 @@ def _load_all() -> None:
 
     import guda.methods.gradient
     import guda.methods.hybrid
+    import guda.methods.kfac
     import guda.methods.logo
     import guda.methods.posterior
     import guda.methods.pretrained

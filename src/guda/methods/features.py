@@ -5,18 +5,20 @@
     RUN/artifacts/features-<hash>/spectrum.safetensors           its eigendecomposition, where asked for
     RUN/artifacts/features-<hash>/queries-<shard>.safetensors    queries, a shard named by its content
 
-The hash is of the settings that decide a feature, the network's name and the seed. Every file says what it was made
+The hash is of the settings that decide a feature, the network's name and the seed, and of the curvature that gradients
+are seen through, if any (K-FAC). Every file says what it was made
 with, the digest of the weights included, and files that differ in that never meet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from guda.baselines.curvature import Through
 from guda.baselines.features import FeatureConfig, Featuriser, Split, feature_settings, meet
 from guda.baselines.ridge import Rows, Spectrum, gram
 from guda.data.queries import Queries
@@ -39,17 +41,24 @@ class FeatureStore:
     config: FeatureConfig
     model: str = "base"
     seed: int = 0
+    through: Through | None = None
 
     @property
     def name(self) -> str:
-        return f"features-{digest([feature_settings(self.config), self.model, self.seed], 8)}"
+        made = [feature_settings(self.config), self.model, self.seed]
+        return f"features-{digest(made + ([asdict(self.through)] if self.through else []), 8)}"
 
     @property
     def folder(self) -> str:
         return f"artifacts/{self.name}"
 
     def _args(self) -> dict[str, Any]:
-        return {"config": feature_settings(self.config), "model": self.model, "seed": self.seed}
+        made = {"config": feature_settings(self.config), "model": self.model, "seed": self.seed}
+        return made | ({"through": asdict(self.through)} if self.through else {})
+
+    @property
+    def _needs(self) -> tuple[str, ...]:
+        return model_files(self.run, self.model) + ((self.through.file,) if self.through else ())
 
     @property
     def evals(self) -> float:
@@ -64,7 +73,7 @@ class FeatureStore:
 
     def fit(self, spectrum: bool = False, kernel: bool = True) -> list[Task]:
         """Features of the training images; with their Gram matrix and its spectrum where a kernel needs them."""
-        needs = model_files(self.run, self.model) + prompt_files(self.run)
+        needs = self._needs + prompt_files(self.run)
         stage, n, shards = f"fit/{self.name}", load_data(self.run).n, self.shards()
         tasks = [
             Task(
@@ -90,12 +99,11 @@ class FeatureStore:
 
     def query_tasks(self, queries: Queries) -> list[Task]:
         stage = self.query_stage(queries.name)
-        needs = model_files(self.run, self.model)
         return [
             Task(
                 name=f"{self.name} of {queries.name}/{i}", stage=stage, fn="guda.methods.features:make_queries",
-                args=self._args() | {"queries": queries.name, "shard": i}, makes=(self.query_file(part),), needs=needs,
-                cost=self.evals * part.n,
+                args=self._args() | {"queries": queries.name, "shard": i}, makes=(self.query_file(part),),
+                needs=self._needs, cost=self.evals * part.n,
             )
             for i, part in enumerate(queries.shards(SHARD))
         ]  # fmt: skip
@@ -160,12 +168,15 @@ class FeatureStore:
 # --- what tasks do ------------------------------------------------------------------------------------
 
 
-def _store(run: Run, config: dict[str, Any], model: str, seed: int) -> FeatureStore:
-    return FeatureStore(run, parse_config(FeatureConfig, config, "features"), model, seed)
+def _store(
+    run: Run, config: dict[str, Any], model: str, seed: int, through: dict[str, Any] | None = None
+) -> FeatureStore:
+    seen = None if through is None else Through(**through)
+    return FeatureStore(run, parse_config(FeatureConfig, config, "features"), model, seed, seen)
 
 
-def make_train(run: Run, config: dict[str, Any], model: str, seed: int, shard: int) -> None:
-    store = _store(run, config, model, seed)
+def make_train(run: Run, shard: int, **made: Any) -> None:
+    store = _store(run, **made)
     featuriser, data = store.featuriser(), load_data(run)
     latents, prompts = training_inputs(run, featuriser.denoiser, False)
     here = range(shard * SHARD, min(data.n, (shard + 1) * SHARD))
@@ -174,8 +185,8 @@ def make_train(run: Run, config: dict[str, Any], model: str, seed: int, shard: i
     _write(store, featuriser, store.shards()[shard], x0, ids, "train", told)
 
 
-def make_queries(run: Run, config: dict[str, Any], model: str, seed: int, queries: str, shard: int) -> None:
-    store = _store(run, config, model, seed)
+def make_queries(run: Run, queries: str, shard: int, **made: Any) -> None:
+    store = _store(run, **made)
     featuriser, part = store.featuriser(), load_queries(run, queries).shards(SHARD)[shard]
     part.check_shape(featuriser.denoiser.image_shape)
     x0 = featuriser.denoiser.encode(part.images)
@@ -186,20 +197,24 @@ def _write(
     store: FeatureStore, featuriser: Featuriser, file: str, x0: torch.Tensor, ids: list[str], split: Split, prompts: Any
 ) -> None:
     cond = featuriser.denoiser.condition(prompts)
-    found = featuriser(x0, ids, split, cond, tick=progress.tick)
-    write_tensors(store.run.path(file), {"features": found}, {"meta": featuriser.meta, "split": split})
+    meta, through, device = featuriser.meta, None, featuriser.denoiser.device
+    if store.through is not None:
+        through = store.through.load(store.run.path(store.through.file), featuriser.model, device)
+        meta |= {"through": asdict(store.through)}
+    found = featuriser(x0, ids, split, cond, through, progress.tick)
+    write_tensors(store.run.path(file), {"features": found}, {"meta": meta, "split": split})
 
 
 def _derived(store: FeatureStore, file: str, make: Callable[[], dict[str, torch.Tensor]]) -> None:
     write_tensors(store.run.path(file), make(), {"meta": store.meta()})
 
 
-def make_gram(run: Run, config: dict[str, Any], model: str, seed: int) -> None:
-    store = _store(run, config, model, seed)
+def make_gram(run: Run, **made: Any) -> None:
+    store = _store(run, **made)
     _derived(store, store.gram_file, lambda: {"gram": gram(store.rows())})
 
 
-def make_spectrum(run: Run, config: dict[str, Any], model: str, seed: int) -> None:
-    store = _store(run, config, model, seed)
+def make_spectrum(run: Run, **made: Any) -> None:
+    store = _store(run, **made)
     found = Spectrum.of(store.gram())
     _derived(store, store.spectrum_file, lambda: {"values": found.values, "vectors": found.vectors.contiguous()})

@@ -78,6 +78,11 @@ class Trak(Method):
         """Where the queries' features are."""
         return store if self.config.query_output is None else store.with_output(self.config.query_output)
 
+    @property
+    def _free(self) -> tuple[str, ...]:
+        """What the queries' features may differ in."""
+        return () if self.config.query_output is None else ("output",)
+
     def errors_file(self, model: str, seed: int) -> str:
         named = [self.config.residual_timesteps, model, seed]
         return f"artifacts/residuals-{digest(named, 8)}/errors.safetensors"
@@ -99,6 +104,7 @@ class Trak(Method):
         for number, store in enumerate(self.stores()):
             if (name := resolve(self.run, store.model)).startswith("full-s"):
                 tasks += full_tasks(self.run, int(name.removeprefix("full-s")))
+            tasks += self._before(store)
             tasks += store.fit(spectrum=eigen, kernel=ridge)
             needs = tuple(store.shards())
             if ridge:
@@ -124,6 +130,10 @@ class Trak(Method):
                 )
             )  # fmt: skip
         return tasks
+
+    def _before(self, store: FeatureStore) -> list[Task]:
+        """What features of this network need made first."""
+        return []
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         stage, stores = f"score/{queries.name}/{self.method_id}", self.stores()
@@ -204,9 +214,7 @@ class Trak(Method):
         found = []
         for number, store in enumerate(self.stores()):
             path = self.run.path(self.vectors_file(number))
-            free = () if self.config.query_output is None else ("output",)
-            meta = read_header(path)[0]["meta"]
-            phi = self._asked(store).queries(part, free, meta).double()
+            phi = self._asked(store).queries(part, self._free, read_header(path)[0]["meta"]).double()
             if self.config.divide == "gradient" and self.config.kernel == "none":
                 phi = phi / phi.norm(dim=1, keepdim=True).clamp(min=1e-30)
             tensors = read_tensors(path)[0]
