@@ -61,7 +61,7 @@ def query_noise(query: str, step: int, levels: int, pixels: int) -> np.ndarray:
 
 
 def test_closed_form_of_many_steps() -> None:
-    """c <- c + rate F^-1 2 (c - mean eps) / D is linear: after m steps c_m = k^m c - sum_s (k-1) k^(m-1-s) mean eps_s."""
+    """c <- c + rate F^-1 2 (c - mean eps) / D is linear: c_m = k^m c - sum_s (k - 1) k^(m-1-s) mean eps_s."""
     c, rate, m, levels = torch.tensor([[[0.5, -1.0], [0.0, 2.0]]], dtype=torch.float64), 0.3, 6, 4
     fisher_inverse = torch.tensor([1.0, 2.0, 0.5, 0.0], dtype=torch.float64)
     given = {"c": fisher_inverse, "unused": torch.ones(2, dtype=torch.float64)}
