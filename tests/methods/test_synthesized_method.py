@@ -23,6 +23,7 @@ from guda.runs.run import Run
 from guda.runs.store import read_tensors
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
+from guda.verbs.space import default_space
 from guda.verbs.trial import Trials
 
 ID = "synthesized"
@@ -176,6 +177,8 @@ def test_settings_can_be_tried(run: Run) -> None:
         assert trials.seconds(method)["score_seconds"] > 0
     assert set(trials.compare(found).methods) == set(found)
     assert ID not in run.recipe.methods
+    with pytest.raises(GudaError, match="synthesized has no default search"):
+        default_space(known_methods()[ID], {})
 
 
 def test_costs(run: Run) -> None:

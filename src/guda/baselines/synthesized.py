@@ -18,7 +18,6 @@ which needs no ascent and no evaluation after it; one step of it is rate g_i^T (
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -123,9 +122,8 @@ class Ascent:
         of [0, T), and their noise are functions of (seed, query id, step)."""
         schedule, device = self.denoiser.schedule, self.denoiser.device
         rng = self._noise.at("synthesized", self.seed, "query", query.id, step)
-        t = torch.from_numpy(
-            ((np.arange(self.levels) + rng.random(self.levels)) * schedule.T / self.levels).astype(int)
-        )
+        at = (np.arange(self.levels) + rng.random(self.levels)) * schedule.T / self.levels
+        t = torch.from_numpy(at.astype(np.int64)).clamp_(max=schedule.T - 1)  # rounding may reach T
         drawn = rng.standard_normal((self.levels, *query.x0.shape), np.float32)
         x0 = query.x0.expand(self.levels, *query.x0.shape)
         eps = torch.from_numpy(drawn).to(x0.dtype)
@@ -138,9 +136,7 @@ class Ascent:
     @torch.no_grad()
     def climb(self, theta: Sequence[torch.Tensor], query: Query, step: int) -> None:
         """Add the step to `theta`: the weights themselves, or what they would become."""
-        u = self.gradient(query, step)
-        for g, inverse in zip(u, self._inverse, strict=True):
-            g.mul_(inverse)
+        u = [g * inverse for g, inverse in zip(self.gradient(query, step), self._inverse, strict=True)]
         rate = self.rate * self._length / max(_norm(u), TINY) if self.of_length else self.rate
         for w, d in zip(theta, u, strict=True):
             w.add_(d, alpha=rate)
@@ -226,13 +222,5 @@ def first_order(
     return np.concatenate(parts, axis=2)
 
 
-def check_pattern(weights: str) -> str:
-    try:
-        re.compile(weights)
-    except re.error as e:
-        raise ValueError(f"{weights!r} is not a regular expression ({e})") from None
-    return weights
-
-
 def _norm(tensors: Iterable[torch.Tensor]) -> float:
-    return float(sum(float(x.double().square().sum()) for x in tensors) ** 0.5)
+    return float(sum(float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2 for x in tensors) ** 0.5)

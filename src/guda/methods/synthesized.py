@@ -9,6 +9,7 @@ Which checkpoint counts and how images become groups is decided when scores are 
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Any, Literal
 
@@ -73,9 +74,11 @@ class SynthesizedConfig(Config):
     @field_validator("weights")
     @classmethod
     def _expression(cls, value: str) -> str:
-        from guda.baselines.synthesized import check_pattern
-
-        return check_pattern(value)
+        try:
+            re.compile(value)
+        except re.error as e:
+            raise ValueError(f"{value!r} is not a regular expression ({e})") from None
+        return value
 
     @model_validator(mode="after")
     def _together(self) -> SynthesizedConfig:
