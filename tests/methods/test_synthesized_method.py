@@ -48,12 +48,8 @@ def test_it_says_what_it_is(run: Run) -> None:
     assert "positive = helps" in known_methods()[ID].summary
     assert found.unit == "loss"
     assert found.config.reached == (10, 25, 50, 100)
-    assert (found.config.lr, found.config.levels, found.config.per_group, found.config.aggregate) == (
-        0.1,
-        10,
-        20,
-        "sum",
-    )
+    config = found.config
+    assert (config.scale, config.levels, config.per_group, config.aggregate) == ("length", 10, 20, "sum")
 
 
 def test_by_brute_force_from_the_parts(run: Run) -> None:

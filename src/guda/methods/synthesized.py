@@ -40,11 +40,11 @@ class SynthesizedConfig(Config):
         description="Which weights move: all, those whose name a regular expression finds, or auto: the keys and "
         "values of cross-attention in text-to-image models, all in others.",
     )
-    lr: float = Field(0.1, ge=0, description="Size of the steps; see scale.")
-    scale: Literal["n", "none", "length"] = Field(
-        "n",
-        description="A step is lr/N g/(F + damping) (n: N training images), without 1/N (none), or is of one length "
-        "(length): all steps together as long as lr times the weights.",
+    lr: float = Field(0.01, ge=0, description="Size of the steps, see scale; 0.1 with scale: n is the paper's.")
+    scale: Literal["length", "n", "none"] = Field(
+        "length",
+        description="length: steps along g/(F + damping) of one length, all together as long as lr times the weights; "
+        "n: lr/N g/(F + damping) for N training images, which diverges where a network fits well; none: without 1/N.",
     )
     steps: int = Field(100, gt=0, description="Steps of unlearning a query.")
     checkpoints: tuple[int, ...] = Field(
@@ -235,16 +235,22 @@ class Synthesized(Method):
             estimand=f"{config.aggregate} of training losses gained by unlearning the query, {how}",
             queries=queries.ids, groups=asked_groups(self.run),
             score=by_group(lambda images: tau[:, images], places, config.aggregate),
-            n_evals=round(self.score_evals(queries)),
+            n_evals=round(self._ascent_evals + self._after_evals / len(self.chosen)),  # the ascent serves all groups
         )  # fmt: skip
 
     def fit_evals(self) -> float:
         return (self._pass_evals * self.config.fisher_passes + self._losses_evals) / len(asked_groups(self.run))
 
     def score_evals(self, queries: Queries) -> float:
-        """The gradients of the steps, and the training losses at each checkpoint; to first order the gradients of the
-        training losses, once for the queries of a task."""
-        ascent = 3.0 * self.config.steps * self.config.levels
+        return self._ascent_evals + self._after_evals
+
+    @property
+    def _ascent_evals(self) -> float:
+        return 3.0 * self.config.steps * self.config.levels
+
+    @property
+    def _after_evals(self) -> float:
+        """Training losses at each checkpoint; to first order their gradients, once for the queries of a task."""
         if self.config.order == "first":
-            return ascent + 3 * self._losses_evals / SHARD
-        return ascent + len(self.config.reached) * self._losses_evals
+            return 3 * self._losses_evals / SHARD
+        return float(len(self.config.reached) * self._losses_evals)
