@@ -43,7 +43,7 @@ class Constant(Method):
     def fit_evals(self) -> float:
         return 7.0
 
-    def score_evals(self, queries: Queries) -> float:
+    def score_evals(self) -> float:
         return 0.0
 
 

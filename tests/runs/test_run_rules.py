@@ -135,7 +135,7 @@ def test_evaluations_are_those_that_networks_make(
     found = verbs.score(run, fresh, [name], Inline())[name]
     each = models * 12 * 2  # strata in pairs, rounds
     assert sum(passes) == 6 * each
-    assert get_method(run, name).score_evals(load_queries(run, fresh)) == each
+    assert get_method(run, name).score_evals() == each
     assert verbs.evals_per_picture(run, found) == each
     rows = {r["what"]: r["evals"] for r in verbs.plan(run, [name], 6)["rows"]}
     assert rows[f"score 6 queries by {name}"] == 6 * each

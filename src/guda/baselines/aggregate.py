@@ -41,7 +41,8 @@ def aggregate(influence: Influence, members: np.ndarray, how: str, block: int = 
         held = b if best is None else np.concatenate([best, b], axis=1)
         best = held if held.shape[1] <= m else np.partition(held, held.shape[1] - m, axis=1)[:, -m:]
     assert best is not None
-    return np.sort(best, axis=1).mean(axis=1)  # sorted: the sum must not depend on the blocks
+    # sorted, and laid out in one way: the sum must not depend on the blocks
+    return np.ascontiguousarray(np.sort(best, axis=1)).mean(axis=1)
 
 
 def highest(how: str) -> int | None:

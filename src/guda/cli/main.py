@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from guda import __version__
-from guda.cli import experiments
+from guda.cli import experiments, look
 from guda.cli.bank import app as bank
 from guda.cli.options import Groups, Json, Method, QuerySet, RunFolder, Workers
 from guda.cli.options import make_engine as _engine
@@ -349,65 +349,8 @@ def health(
         console.print(*tables(measured, console.width), sep="\n")
 
 
-@app.command()
-def plan(
-    run: RunFolder,
-    method: Method = None,
-    n: Annotated[int | None, typer.Option("-n", help="Queries to plan for; default: the recipe's.", min=1)] = None,
-    workers: Workers = None,
-    as_json: Json = False,
-) -> None:
-    """What it will cost, before it is spent: evaluations, time, disk, and precision against budget.
-
-    Instead of a run folder the name of a shipped recipe may be given: then its evaluations and disk."""
-    from guda import verbs
-    from guda.cli.show import outline_text, plan_text
-    from guda.runs.run import Run
-
-    if not run.exists() and run.name == str(run):  # no folder: the name of a recipe
-        from guda.runs.recipe import builtin_recipe
-
-        found = verbs.outline(builtin_recipe(run.name), n)
-        return _say(found, outline_text(found), as_json)
-    folder = Run.open(run)
-    count = n or verbs.query_count(folder, folder.recipe.queries)
-    value = verbs.plan(folder, method or list(folder.recipe.methods), count, workers)
-    _say(value, plan_text(value), as_json)
-
-
-@app.command()
-def report(run: RunFolder, queries: QuerySet = None, as_json: Json = False) -> None:
-    """Write report.html: the pictures, their groups with intervals, and how far to trust them."""
-    from guda import verbs
-    from guda.report.page import write_report
-    from guda.runs.run import Run
-
-    folder = Run.open(run)
-    page = write_report(folder, verbs.choose_queries(folder, queries))
-    _say({"report": str(page)}, f"Report: {page}", as_json)
-
-
-@app.command()
-def status(run: RunFolder, as_json: Json = False) -> None:
-    """What is done, what is left."""
-    from guda import verbs
-    from guda.runs.run import Run
-
-    value = verbs.status(Run.open(run))
-    lines = [
-        f"{value['run']} (recipe {value['recipe']}): {value['images']} images, {len(value['groups'])} groups",
-        f"  model    {value['model']['name']}: {'ready' if value['model']['ready'] else 'not trained'}",
-        *(f"  method   {m}: {v['fitted']}/{v['of']} fitted" for m, v in value["methods"].items()),
-        *(
-            f"  queries  {q}: {v['n']}, scored by {', '.join(v['scored']) or 'nothing'}"
-            for q, v in value["queries"].items()
-        ),
-        *(f"  running  {r}" for r in value["running"]),
-        f"  report   {value['report'] or 'none'}",
-    ]
-    _say(value, "\n".join(lines), as_json)
-
-
+for _verb in (look.plan, look.report, look.status, look.methods):
+    app.command()(_verb)
 app.add_typer(bank, name="bank")
 app.add_typer(prompts, name="prompts")
 app.command()(experiments.tune)

@@ -17,8 +17,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from guda.counterfactuals.packing import bank_fraction
 from guda.data.groups import suggestion
 from guda.data.queries import Queries
+from guda.diffusion.denoiser import Denoiser
 from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.runs.recipe import Config, parse_config
@@ -59,8 +61,15 @@ class Method(ABC):
         """Evaluation units per group (SPEC 8), without theta_full."""
 
     @abstractmethod
-    def score_evals(self, queries: Queries) -> float:
+    def score_evals(self) -> float:
         """Evaluation units per query."""
+
+    def disk(self, left: list[Task], model: Denoiser) -> int:
+        """Bytes that the tasks still to do will take: by default those that train keep a network each."""
+        weights = sum(p.numel() * p.element_size() for p in model.module.state_dict().values())
+        kept = weights * len([task for task in left if task.cost > 1])
+        store = getattr(self.config, "store", None)
+        return kept if store is None else round(kept * bank_fraction(model, store))
 
     def artifact(self, **identity: Any) -> str:
         """Folder of what `fit` makes, named after the settings that made it."""
@@ -70,6 +79,14 @@ class Method(ABC):
     def parts(self) -> tuple[str, ...]:
         """Methods whose work this one's scores are made of, for adding up time; itself, unless it combines others."""
         return (self.method_id,)
+
+    def fit_stages(self) -> list[str]:
+        """What the time of fitting it is booked under."""
+        return [f"fit/{part}" for part in self.parts()]
+
+    def score_stages(self, queries: str, terms: str) -> list[str]:
+        """The same of scoring a set; `terms`: the folder of terms, which names plan and precision."""
+        return [f"score/{queries}/{part}{end}" for part in self.parts() for end in (f"/{terms}", "")]
 
     def check(self) -> None:
         """Refuse a run that the method is not defined for, before anything is trained for it."""
@@ -99,6 +116,7 @@ def method(name: str) -> Callable[[type[Method]], type[Method]]:
 def _load_all() -> None:
     from importlib.metadata import entry_points
 
+    import guda.methods.gradient
     import guda.methods.hybrid
     import guda.methods.logo
     import guda.methods.posterior

@@ -115,7 +115,7 @@ class ElboMethod(Method):
         """(shared, each): one draw of n groups costs shared + each n network evaluations."""
         return _networks(self.sets())
 
-    def score_evals(self, queries: Queries) -> float:
+    def score_evals(self) -> float:
         shared, each = self.networks()
         draws = run_plan(self.run).evals_per_round * self.run.recipe.scoring.rounds
         return float((shared + each * len(self.groups)) * draws)

@@ -94,7 +94,7 @@ class Similarity(Method):
     def fit_evals(self) -> float:
         return 0.0
 
-    def score_evals(self, queries: Queries) -> float:
+    def score_evals(self) -> float:
         return 0.0
 
 

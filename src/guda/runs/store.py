@@ -117,7 +117,7 @@ def read_json(path: Path) -> Any:
         raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any] | None = None) -> None:
     """Safetensors whose bytes depend only on what is in them."""
     from safetensors.torch import save_file
 

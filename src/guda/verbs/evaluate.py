@@ -50,9 +50,9 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
     for method in [*methods, oracle]:
         m = method.method_id
         costs[m] = Cost(
-            fit_evals=method.fit_evals(), fit_seconds=stage_seconds(run, [f"fit/{p}" for p in method.parts()]),
-            score_evals=method.score_evals(queries),
-            score_seconds=stage_seconds(run, [f"score/{name}/{p}/{terms}" for p in method.parts()]),
+            fit_evals=method.fit_evals(), fit_seconds=stage_seconds(run, method.fit_stages()),
+            score_evals=method.score_evals(),
+            score_seconds=stage_seconds(run, method.score_stages(name, terms)),
         )  # fmt: skip
         if method is not oracle and method.fit_evals() > 0:
             figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / method.fit_evals()

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from guda.counterfactuals.packing import bank_fraction
 from guda.diffusion.models import architecture, asked_groups
 from guda.engine.local import default_workers
 from guda.engine.tasks import Task, pending
@@ -63,10 +62,7 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
         method = get_method(run, name)
         tasks = [t for t in method.fit() if t.makes not in made]
         made |= {t.makes for t in tasks}
-        kept = size * len([t for t in pending(run, tasks) if t.cost > 1])
-        if (store := getattr(method.config, "store", None)) is not None:
-            kept = round(kept * bank_fraction(model, store))
-        rows.append(Budget(f"fit {name}", *cost(tasks), disk=kept))
+        rows.append(Budget(f"fit {name}", *cost(tasks), disk=method.disk(pending(run, tasks), model)))
         if isinstance(method, ElboMethod):
             shared, each = method.networks()
             networks = shared + each * len(method.groups)
@@ -76,6 +72,9 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
             evals = per_query[name] * n_queries * new
             disk = new * len(method.models()) * n_queries * timesteps.n_strata * scoring.rounds * BYTES_PER_TERM
             rows.append(Budget(f"score {n_queries} queries by {name}", evals, evals * per_eval / workers, disk))
+        elif per_picture := method.score_evals():
+            evals = per_picture * n_queries
+            rows.append(Budget(f"score {n_queries} queries by {name}", evals, evals * per_eval / workers, disk=0))
     return {
         "run": str(run.root),
         "seconds_per_evaluation": per_eval,

@@ -119,23 +119,28 @@ class Trials:
 
     def _stages(self, method: Method) -> tuple[list[str], list[str]]:
         """What its times are booked under: settings other than the recipe's must not overwrite the recipe's times."""
-        names = method.parts()  # of what it combines, by the recipe's settings
-        if names == (method.method_id,) and method is not self.oracle and not self.own(method):
-            names = (self.label(method),)
         terms = terms_folder(self.run).removeprefix("terms/")
-        return [f"fit/{n}" for n in names], [f"score/{self.queries.name}/{n}/{terms}" for n in names]
+        fit, score = method.fit_stages(), method.score_stages(self.queries.name, terms)
+        if method.parts() == (method.method_id,) and method is not self.oracle and not self.own(method):
+            fit, score = ([self._renamed(method, stage) for stage in stages] for stages in (fit, score))
+        return fit, score
+
+    def _renamed(self, method: Method, stage: str) -> str:
+        """A stage of the method's own under the name of these settings; what it shares with others stays."""
+        mine = f"score/{self.queries.name}/{method.method_id}"
+        if stage == f"fit/{method.method_id}":
+            return f"fit/{self.label(method)}"
+        if stage == mine or stage.startswith(f"{mine}/"):
+            return f"score/{self.queries.name}/{self.label(method)}{stage.removeprefix(mine)}"
+        return stage
 
     def _booked(self, method: Method, tasks: list[Task]) -> list[Task]:
         if method is self.oracle or self.own(method):
             return tasks
         name = self.label(method)
-        plain = {f"fit/{method.method_id}": f"fit/{name}"}
-        before = f"score/{self.queries.name}/{method.method_id}/"
 
         def booked(task: Task) -> Task:
-            stage = plain.get(task.stage, task.stage)
-            if stage.startswith(before):
-                stage = f"score/{self.queries.name}/{name}/{stage.removeprefix(before)}"
+            stage = self._renamed(method, task.stage)
             # other settings are other work: their heartbeats and times need names of their own
             return task if stage == task.stage else replace(task, stage=stage, name=f"{task.name} [{name}]")
 
@@ -178,7 +183,7 @@ class Trials:
         return {
             "settings": method.config.model_dump(mode="json"),
             "fit_evals": evals,
-            "score_evals": method.score_evals(self.queries),
+            "score_evals": method.score_evals(),
             "evals_ratio_vs_logo": self.oracle.fit_evals() / evals if evals > 0 else None,
         }
 
@@ -189,7 +194,7 @@ class Trials:
     def oracle_entry(self, comparison: Comparison) -> DatasetEntry:
         """Ceiling, random rankings and LOGO's cost, without any method."""
         cost = Cost(
-            fit_evals=self.oracle.fit_evals(), score_evals=self.oracle.score_evals(self.queries),
+            fit_evals=self.oracle.fit_evals(), score_evals=self.oracle.score_evals(),
             **self.seconds(self.oracle),
         )  # fmt: skip
         estimand = run_plan(self.run).estimand

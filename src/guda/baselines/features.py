@@ -1,0 +1,143 @@
+"""Features: the sketched gradient of every training image and every query (BASELINES 0).
+
+    phi(x) = S ( 1/|grid| sum_t grad_theta f(x; t, eps_t) )         S: sketch.py, f: gradients.py
+
+over timesteps evenly spaced from 0. DAS makes each timestep's gradient unit length before the mean. `noise: shared`
+gives every image the same eps_t (common random numbers); `per_item` a noise of its own, by its id. Neither depends on
+a batch. Inner products of features estimate those of gradients without bias, so a ridge in another convention is
+rescaled (ridge.py), never the features.
+
+Training images and queries may be compared only where all of `Meta` agrees; it travels with every stored block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from guda.baselines.gradients import Gradients, Mode, Output, blocks
+from guda.baselines.sketch import PATTERN, Sketch, make_sketch
+from guda.diffusion.cond import Cond
+from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.noise import generator
+from guda.errors import GudaError, NotFinite
+from guda.runs.recipe import Config
+from guda.runs.run import refuse_difference
+from guda.runs.store import digest
+
+Split = Literal["train", "queries"]
+Precondition = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]  # {weight: [B, size]} -> the same shapes
+
+
+class FeatureConfig(Config):
+    """Everything that decides a feature, but the network and the seed."""
+
+    output: Output = Field("loss", description="What is differentiated: loss, squared_norm or mean_output.")
+    normalize: bool = Field(False, description="Make the gradient of each timestep unit length before their mean.")
+    timesteps: int = Field(10, ge=1, description="Timesteps, evenly spaced from 0.")
+    noise: Literal["shared", "per_item"] = Field(
+        "shared", description="One eps per timestep for all, or one per image."
+    )
+    weights: str = Field("all", min_length=1, description="A regular expression that finds weights by name, or all.")
+    sketch: str = Field("countsketch", pattern=PATTERN, description="countsketch, sjlt:<s>, gaussian or identity.")
+    dim: int = Field(4096, ge=1, description="Numbers kept of a gradient.")
+    block: int = Field(16, ge=1, description="Gradients held at once; memory is this many times the weights.")
+    per_sample: Mode = Field("vmap", description="vmap, or loop for networks that torch.func cannot batch.")
+
+
+def feature_settings(config: FeatureConfig) -> dict[str, Any]:
+    """Of a method's settings those that decide features, as JSON."""
+    return {name: getattr(config, name) for name in FeatureConfig.model_fields}
+
+
+def grid(T: int, n: int) -> np.ndarray:
+    """n timesteps evenly spaced from 0: the usual range(0, T, T // n) where n divides T."""
+    if n > T:
+        raise GudaError(f"{n} timesteps of a schedule that has {T}; give at most {T}")
+    return np.arange(n) * T // n
+
+
+class Featuriser:
+    """Features of one network."""
+
+    def __init__(self, denoiser: Denoiser, config: FeatureConfig, seed: int = 0, model: str | None = None) -> None:
+        """`model`: the digest of its weights, where it is known."""
+        self.denoiser, self.config, self.seed = denoiser, config, seed
+        self.gradients = Gradients(denoiser, config.output, config.weights, config.per_sample)
+        self.sketch: Sketch = make_sketch(config.sketch, self.gradients.sizes, config.dim, seed)
+        self.t = torch.from_numpy(grid(denoiser.schedule.T, config.timesteps))
+        self.model = model or denoiser.digest()
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What must agree before two features may meet."""
+        shown = feature_settings(self.config) | {"seed": self.seed, "dim": self.sketch.dim, "model": self.model}
+        return shown | {"grid": self.t.tolist(), "parameters": digest(self.gradients.sizes)}
+
+    def __call__(
+        self,
+        x0: torch.Tensor,
+        ids: Sequence[str],
+        split: Split,
+        cond: Cond | None = None,
+        precondition: Precondition | None = None,
+        tick: Callable[[int, int], None] = lambda done, total: None,
+    ) -> torch.Tensor:
+        """float32 [n, dim]; `precondition` changes gradients before they are sketched (K-FAC, a diagonal Fisher)."""
+        device, parts = self.denoiser.device, []
+        for wanted, index in blocks(len(x0), self.config.block):
+            tick(int(index[0]), len(x0))
+            x_t, target = self._noised(x0[index], [ids[i] for i in index.tolist()], split)
+            told = None if cond is None else cond[index].to(device)
+            gradients = self._gradients(x_t.to(device), target.to(device), told)
+            out = self.sketch.zeros(len(index), device)
+            if precondition is not None:
+                gradients = precondition(gradients)
+            while gradients:  # each weight's part is let go as soon as it is added
+                name, values = gradients.popitem()
+                self.sketch.add(out, name, values)
+            parts.append(out[:wanted].cpu())
+        found = torch.cat(parts)
+        if not bool(torch.isfinite(found).all()):
+            bad = ids[int((~torch.isfinite(found)).any(dim=1).nonzero()[0])]
+            raise NotFinite(f"the gradient of {bad!r} holds NaN or infinity; are the network's weights sound?")
+        return found
+
+    def _noised(self, x0: torch.Tensor, ids: list[str], split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+        """x_t and the network's target, both [B, S, C, H, W]."""
+        shape, schedule = self.denoiser.shape, self.denoiser.schedule
+
+        def drawn(*key: str | int) -> np.ndarray:
+            draws = [generator("features", self.seed, *key, int(t)).standard_normal(shape, np.float32) for t in self.t]
+            return np.stack(draws)
+
+        shared = drawn() if self.config.noise == "shared" else None
+        eps = torch.from_numpy(np.stack([drawn(split, name) if shared is None else shared for name in ids]))
+        t, clean = self.t.repeat(len(ids)), x0[:, None].expand(eps.shape).flatten(0, 1)
+        noise = eps.flatten(0, 1)
+        x_t, target = schedule.add_noise(clean, noise, t), schedule.target(clean, noise, t)
+        return x_t.reshape(eps.shape), target.reshape(eps.shape)
+
+    def _gradients(self, x_t: torch.Tensor, target: torch.Tensor, cond: Cond | None) -> dict[str, torch.Tensor]:
+        t = self.t.to(x_t.device)
+        if not self.config.normalize:
+            return self.gradients(x_t, t, target, cond)
+        total: dict[str, torch.Tensor] = {}
+        for s in range(len(t)):
+            found = self.gradients(x_t[:, s : s + 1], t[s : s + 1], target[:, s : s + 1], cond)
+            squares = torch.stack([g.double().square().sum(dim=1) for g in found.values()])
+            scale = (1.0 / (squares.sum(dim=0).sqrt() + 1e-8) / len(t)).to(x_t.dtype)
+            for name, g in found.items():
+                g *= scale[:, None]
+                total[name] = g if name not in total else total[name].add_(g)
+        return total
+
+
+def meet(train: dict[str, Any], queries: dict[str, Any], where: str, free: Sequence[str] = ()) -> None:
+    """Refuse features of different making; `free`: what may differ (TRAK lets f of train and query differ)."""
+    one, two = ({k: v for k, v in m.items() if k not in free} for m in (train, queries))
+    refuse_difference(where, one, two, "features can be compared only if made alike; delete one of them and run again")

@@ -1,0 +1,339 @@
+"""TRAK, D-TRAK, DAS and their kin: influence of training images through gradient features, summed up to groups.
+
+Image i acts on a query through one vector (baselines/ridge.py): A_i = w_i phi_q . z_i, with z_i = K^-1 phi_i and
+
+    w_i = r_i / (1 - h_i)^leverage / d_i       residual, leverage, and a length d_i where `divide` names one
+
+so sums, means and the exact removal of a group are one vector per group, made when the method is fitted; max, median
+and top<m> keep the images' vectors and stream them. Positive = the image helps (removing it would raise the query's
+loss); a squared score is a size without a sign. What each name means is in baselines/presets.py.
+
+Several `seeds` (sketch and noise) and `models` (other full models of the run) are averaged score by score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from guda.baselines import aggregate
+from guda.baselines.gradients import chosen_weights
+from guda.baselines.presets import (
+    LINEAR,
+    REMOVAL,
+    DasConfig,
+    DasPublicConfig,
+    DasSquaredConfig,
+    DtrakConfig,
+    GradientConfig,
+    RelatifConfig,
+    TracinConfig,
+    TrakConfig,
+)
+from guda.baselines.residuals import profile, residuals
+from guda.baselines.ridge import Cholesky, Eigen, Ridge, Rows, checked_leverage, effective
+from guda.data.queries import Queries
+from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.models import (
+    asked_groups,
+    full_tasks,
+    load_data,
+    load_model,
+    model_files,
+    prompt_files,
+    resolve,
+    training_inputs,
+)
+from guda.engine.tasks import Task
+from guda.methods.base import METHODS, Method, method
+from guda.methods.features import SHARD, FeatureStore
+from guda.runs import progress
+from guda.runs.recipe import parse_config
+from guda.runs.run import Run
+from guda.runs.store import digest, read_header, read_tensors, write_tensors
+from guda.scoring.bands import Bands
+from guda.scoring.scores import Scores
+from guda.scoring.terms import load_queries
+
+FORWARD = 256  # images per forward pass where no gradient is taken
+
+
+@method("trak")
+class Trak(Method):
+    Config: ClassVar[type[GradientConfig]] = TrakConfig
+    unit = "influence"
+    summary = "TRAK: gradients of the loss through a ridge kernel; + = the images help (a baseline)"
+
+    # ---- names ----------------------------------------------------------------------------------------------
+
+    def stores(self) -> list[FeatureStore]:
+        """One per network and seed."""
+        return [FeatureStore(self.run, self.config, m, s) for m, s in product(self.config.models, self.config.seeds)]
+
+    def _asked(self, store: FeatureStore) -> FeatureStore:
+        """Where the queries' features are."""
+        return store if self.config.query_output is None else store.with_output(self.config.query_output)
+
+    def errors_file(self, model: str, seed: int) -> str:
+        named = [self.config.residual_timesteps, model, seed]
+        return f"artifacts/residuals-{digest(named, 8)}/errors.safetensors"
+
+    def vectors_file(self, number: int) -> str:
+        return f"{self.artifact()}/vectors-{number}.safetensors"
+
+    def scores_file(self, part: Queries) -> str:
+        return f"{self.artifact()}/scores-{part.digest[:16]}.safetensors"
+
+    # ---- tasks ----------------------------------------------------------------------------------------------
+
+    def _args(self, **more: Any) -> dict[str, Any]:
+        return {"method": self.method_id, "config": self.config.model_dump(mode="json"), **more}
+
+    def fit(self) -> list[Task]:
+        tasks: list[Task] = []
+        ridge, eigen = self.config.kernel == "ridge", self.config.solver == "eigen"
+        for number, store in enumerate(self.stores()):
+            if (name := resolve(self.run, store.model)).startswith("full-s"):
+                tasks += full_tasks(self.run, int(name.removeprefix("full-s")))
+            tasks += store.fit(spectrum=eigen, kernel=ridge)
+            needs = tuple(store.shards())
+            if ridge:
+                needs += (store.gram_file, *((store.spectrum_file,) if eigen else ()))
+            if self.config.residual != "none":
+                file = self.errors_file(store.model, store.seed)
+                tasks.append(
+                    Task(
+                        name=f"residuals of training images, {store.model}", stage=f"fit/{file.split('/')[1]}",
+                        fn="guda.methods.gradient:make_errors", makes=(file,),
+                        args={"timesteps": self.config.residual_timesteps, "model": store.model, "seed": store.seed,
+                              "file": file},
+                        needs=model_files(self.run, store.model) + prompt_files(self.run),
+                        cost=float(load_data(self.run).n * self.config.residual_timesteps),
+                    )
+                )  # fmt: skip
+                needs += (file,)
+            tasks.append(
+                Task(
+                    name=f"fit {self.method_id} {number}", stage=f"fit/{self.method_id}",
+                    fn="guda.methods.gradient:make_vectors", args=self._args(number=number),
+                    makes=(self.vectors_file(number),), needs=needs,
+                )
+            )  # fmt: skip
+        return tasks
+
+    def score(self, queries: Queries, planned: set[str]) -> list[Task]:
+        stage, stores = f"score/{queries.name}/{self.method_id}", self.stores()
+        tasks = [t for store in stores for t in self._asked(store).query_tasks(queries)]
+        vectors = tuple(self.vectors_file(n) for n in range(len(stores)))
+        for i, part in enumerate(queries.shards(SHARD)):
+            tasks.append(
+                Task(
+                    name=f"score {queries.name}/{i} by {self.method_id}", stage=stage,
+                    fn="guda.methods.gradient:make_scores", args=self._args(queries=queries.name, shard=i),
+                    makes=(self.scores_file(part),),
+                    needs=vectors + tuple(self._asked(store).query_file(part) for store in stores),
+                )
+            )  # fmt: skip
+        return tasks
+
+    # ---- what is in the files -------------------------------------------------------------------------------
+
+    def _ridge(self, store: FeatureStore, rows: Rows) -> Ridge:
+        found = store.gram()
+        lam = effective(self.config.lam, self.config.lam_scale, rows, found)
+        eigen = self.config.solver == "eigen"
+        return Ridge(rows, Eigen(store.spectrum(), lam) if eigen else Cholesky(found, lam))
+
+    def residual(self, store: FeatureStore) -> np.ndarray:
+        if self.config.residual == "none":
+            return np.ones(load_data(self.run).n)
+        errors = read_tensors(self.run.path(self.errors_file(store.model, store.seed)))[0]["errors"]
+        return residuals(errors.numpy(), self.config.residual)
+
+    def vectors(self, number: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """What `fit` makes of one network: a vector per group, or per image where the groups' are not enough."""
+        config, store = self.config, self.stores()[number]
+        rows, r = store.rows(), torch.from_numpy(self.residual(store))
+        ridge = self._ridge(store, rows) if config.kernel == "ridge" else None
+        about: dict[str, Any] = {"meta": store.meta(), "lambda": None if ridge is None else ridge.factor.lam}
+        if config.aggregate == REMOVAL:
+            assert ridge is not None
+            found = [ridge.removal(m, r[m]) for m in map(torch.from_numpy, self._members())]
+            return {"groups": torch.stack(found).float()}, about
+        linear = config.aggregate in LINEAR and not config.square
+        if linear and ridge is not None and not config.leverage and config.divide != "influence":
+            weights = r if config.divide == "none" else r / _lengths(rows)  # K^-1 of group sums alone
+            return {"groups": ridge.combine(self._weighting(weights)).float()}, about
+        every = self._weighting(torch.ones(rows.n, dtype=torch.float64))
+        groups, items = torch.zeros(every.shape[1], rows.dim, dtype=torch.float64), []
+        for first, z in self._weighted(rows, ridge, r):
+            if linear:
+                groups += every[first : first + len(z)].T @ z.double()
+            else:
+                items.append(z.float())
+        return ({"groups": groups.float()} if linear else {"items": torch.cat(items)}), about
+
+    def _weighted(self, rows: Rows, ridge: Ridge | None, r: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """w_i z_i, block by block."""
+        both = ((f, b, b) for f, b in rows.read()) if ridge is None else ridge.vectors()
+        for first, phi, z in both:
+            w = r[first : first + len(z)].to(z.dtype)
+            if self.config.leverage:
+                w = w / (1 - checked_leverage((phi * z).sum(dim=1))) ** self.config.leverage
+            if self.config.divide != "none":
+                w = w / (z if self.config.divide == "influence" else phi).norm(dim=1).clamp(min=1e-30)
+            yield first, z * w[:, None]
+
+    def _members(self) -> list[np.ndarray]:
+        groups = load_data(self.run).groups
+        return [groups.members(groups.index(name)) for name in asked_groups(self.run)]
+
+    def _weighting(self, weights: torch.Tensor) -> torch.Tensor:
+        """[n, G] float64: each group's images with their weights, divided by their number for a mean."""
+        found = torch.zeros(len(weights), len(members := self._members()), dtype=torch.float64)
+        for g, m in enumerate(members):
+            found[m, g] = weights[m].double() / (len(m) if self.config.aggregate == "mean" else 1)
+        return found
+
+    def shard_scores(self, part: Queries) -> np.ndarray:
+        """float64 [q, G], the mean over networks and seeds."""
+        found = []
+        for number, store in enumerate(self.stores()):
+            path = self.run.path(self.vectors_file(number))
+            free = () if self.config.query_output is None else ("output",)
+            meta = read_header(path)[0]["meta"]
+            phi = self._asked(store).queries(part, free, meta).double()
+            if self.config.divide == "gradient" and self.config.kernel == "none":
+                phi = phi / phi.norm(dim=1, keepdim=True).clamp(min=1e-30)
+            tensors = read_tensors(path)[0]
+            if "groups" in tensors:
+                found.append((phi @ tensors["groups"].double().T).numpy())
+            else:
+                found.append(self._streamed(phi, tensors["items"]))
+        return np.mean(found, axis=0)
+
+    def _streamed(self, phi: torch.Tensor, items: torch.Tensor) -> np.ndarray:
+        def influence(members: np.ndarray) -> np.ndarray:
+            a = (phi @ items[torch.from_numpy(members)].double().T).numpy()
+            return a**2 if self.config.square else a
+
+        return aggregate.by_group(influence, self._members(), self.config.aggregate)
+
+    def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
+        parts = [read_tensors(self.run.path(self.scores_file(p)))[0]["scores"] for p in queries.shards(SHARD)]
+        return Scores(
+            method=self.method_id, unit=self.unit, estimand=self.estimand, queries=queries.ids,
+            groups=asked_groups(self.run), score=torch.cat(parts).numpy(), n_evals=0,
+        )  # fmt: skip
+
+    @property
+    def estimand(self) -> str:
+        config = self.config
+        kernel = f"ridge {config.lam:g} ({config.lam_scale})" if config.kernel == "ridge" else "no kernel"
+        sign = "squared, no sign" if config.square else "positive = the images help"
+        return f"{config.aggregate} of influences, f = {config.output}, {kernel}; {sign}"
+
+    # ---- cost -----------------------------------------------------------------------------------------------
+
+    def fit_stages(self) -> list[str]:
+        """Features and residuals are shared, and each method that needs them would have to make them."""
+        shared = [f"fit/{store.name}" for store in self.stores()]
+        if self.config.residual != "none":
+            shared += [f"fit/{self.errors_file(s.model, s.seed).split('/')[1]}" for s in self.stores()]
+        return [f"fit/{self.method_id}", *dict.fromkeys(shared)]
+
+    def score_stages(self, queries: str, terms: str) -> list[str]:
+        return [f"score/{queries}/{self.method_id}", *(self._asked(s).query_stage(queries) for s in self.stores())]
+
+    def disk(self, left: list[Task], model: Denoiser) -> int:
+        """Features at 4 bytes a number, the Gram matrix at 8, images' vectors where an aggregate needs them."""
+        store, n = self.stores()[0], load_data(self.run).n
+        dim = sum(p.numel() for p in chosen_weights(model, self.config.weights).values())
+        dim = dim if self.config.sketch == "identity" else self.config.dim
+        features = 4 * dim * sum(task.cost / store.evals for task in left if task.fn.endswith(":make_train"))
+        grams = sum(8 * min(n, dim) ** 2 for task in left if task.fn.endswith((":make_gram", ":make_spectrum")))
+        items = 0 if self.config.aggregate in LINEAR and not self.config.square else 4 * n * dim
+        return round(features + grams + items * sum(task.fn.endswith(":make_vectors") for task in left))
+
+    def fit_evals(self) -> float:
+        n, groups = load_data(self.run).n, len(asked_groups(self.run))
+        per_image = self.stores()[0].evals + (self.config.residual_timesteps if self.config.residual != "none" else 0)
+        return float(n * per_image * len(self.stores()) / groups)
+
+    def score_evals(self) -> float:
+        return self.stores()[0].evals * len(self.stores())
+
+
+def _lengths(rows: Rows) -> torch.Tensor:
+    return torch.cat([block.double().norm(dim=1) for _, block in rows.read()]).clamp(min=1e-30)
+
+
+@method("dtrak")
+class Dtrak(Trak):
+    Config = DtrakConfig
+    summary = "D-TRAK: gradients of the output's squared norm through a ridge kernel; + = similar, helps (a baseline)"
+
+
+@method("das")
+class Das(Trak):
+    Config = DasConfig
+    summary = "DAS: change of the predicted noise when an image leaves, linearised; + = the images help (a baseline)"
+
+
+@method("das-public")
+class DasPublic(Trak):
+    Config = DasPublicConfig
+    summary = "DAS as its public code has it: residuals, no leverage; + = the images help (a baseline)"
+
+
+@method("das-squared")
+class DasSquared(Trak):
+    Config = DasSquaredConfig
+    summary = "the square of das-public: how much images act, for or against (a baseline)"
+
+
+@method("tracin")
+class Tracin(Trak):
+    Config = TracinConfig
+    summary = (
+        "TracIn at the last checkpoint: gradient of the picture times gradients of the images; + = helps (a baseline)"
+    )
+
+
+@method("relatif")
+class Relatif(Trak):
+    Config = RelatifConfig
+    summary = "RelatIF: TRAK's influence divided by how far an image moves the model; + = helps (a baseline)"
+
+
+# --- what tasks do ------------------------------------------------------------------------------------
+
+
+def _method(run: Run, name: str, config: dict[str, Any]) -> Trak:
+    cls = METHODS[name]
+    found = cls(run, name, parse_config(cls.Config, config, name))
+    assert isinstance(found, Trak)
+    return found
+
+
+def make_errors(run: Run, timesteps: int, model: str, seed: int, file: str) -> None:
+    network = load_model(run, model)
+    latents, prompts = training_inputs(run, network, False)
+    cond = network.condition(prompts)
+    found = profile(network, latents.x0, timesteps, seed, FORWARD, cond, progress.tick)
+    write_tensors(run.path(file), {"errors": torch.from_numpy(found)})
+
+
+def make_vectors(run: Run, method: str, config: dict[str, Any], number: int) -> None:
+    found = _method(run, method, config)
+    tensors, about = found.vectors(number)
+    write_tensors(run.path(found.vectors_file(number)), tensors, about)
+
+
+def make_scores(run: Run, method: str, config: dict[str, Any], queries: str, shard: int) -> None:
+    found, part = _method(run, method, config), load_queries(run, queries).shards(SHARD)[shard]
+    write_tensors(run.path(found.scores_file(part)), {"scores": torch.from_numpy(found.shard_scores(part))})
