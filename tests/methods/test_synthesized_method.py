@@ -177,16 +177,29 @@ def test_settings_can_be_tried(run: Run) -> None:
         default_space(known_methods()[ID], {})
 
 
+def test_its_time_is_found_and_its_steps_are_no_training(run: Run) -> None:
+    score(run, *SMALL)
+    entry = verbs.evaluate(run, SET)
+    assert entry.methods[ID].score_seconds > 0
+    assert f"evals_ratio_vs_logo.{ID}" in entry.figures
+    assert f"steps_ratio_vs_logo.{ID}" not in entry.figures
+    assert "steps_ratio_vs_logo.retrack" in entry.figures
+
+
 def test_costs(run: Run) -> None:
     verbs.change_settings(run, [ID], [*SMALL])
-    found, queries = get_method(run, ID), load_queries(run, SET)
+    found = get_method(run, ID)
     once = 9 * 5  # images x timesteps
     assert found.fit_evals() == (3 * 48 * 2 + once) / 3
-    assert found.score_evals(queries) == 3 * 6 * 5 + 3 * once
+    assert found.score_evals() == 3 * 6 * 5 + 3 * once
+    rows = {r["what"]: r for r in verbs.plan(run, [ID], 12)["rows"]}
+    assert rows[f"fit {ID}"]["evals"] == 3 * 48 * 2 + once
+    assert rows[f"fit {ID}"]["disk"] == 2 * 8 * load_model(run, "base").n_parameters()
+    assert rows[f"score 12 queries by {ID}"]["evals"] == 12 * found.score_evals()
     verbs.change_settings(run, [ID], ["order=first", "flips=true", "fisher_images=10"])
     found = get_method(run, ID)
     assert found.fit_evals() == (3 * 10 * 2 + 2 * once) / 3
-    assert found.score_evals(queries) == 3 * 6 * 5 + 3 * 2 * once / 16
+    assert found.score_evals() == 3 * 6 * 5 + 3 * 2 * once / 16
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,16 @@ from pydantic import Field, field_validator, model_validator
 from guda.baselines.aggregate import PATTERN, by_group
 from guda.baselines.similarity import exemplars
 from guda.data.queries import Queries
+from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.models import architecture, asked_groups, load_data, model_files, prompt_files, run_schedule
 from guda.engine.tasks import Task
 from guda.errors import GudaError, NotFinite
 from guda.methods.base import Method, method
 from guda.runs.recipe import Config
 from guda.scoring.bands import Bands
-from guda.scoring.pilot import needs_pilot
 from guda.scoring.probe import run_settings
 from guda.scoring.scores import Scores
-from guda.scoring.terms import shard_names, terms_folder
+from guda.scoring.terms import shard_names
 
 SHARD = 16  # queries of one task: what a kill loses at most
 WORK = "guda.methods.synthesized_work"
@@ -183,14 +183,17 @@ class Synthesized(Method):
         )  # fmt: skip
         return [*passes, losses]
 
+    def disk(self, left: list[Task], model: Denoiser) -> int:
+        """A pass keeps 8 bytes of every chosen weight, the losses next to nothing."""
+        from guda.baselines.gradients import chosen_weights
+        from guda.methods.synthesized_work import pattern
+
+        chosen = chosen_weights(model, pattern(model, self.config))
+        return 8 * sum(w.numel() for w in chosen.values()) * sum(task.makes[0] != self.losses_file for task in left)
+
     def fitted(self) -> bool:
         passes = [self.fisher_file(i) for i in range(self.config.fisher_passes)]
         return all(map(self.run.has, [*passes, self.losses_file]))
-
-    def _stage(self, queries: Queries) -> str:
-        """Beside the times of methods that have terms, where comparisons look; without a plan there is none yet."""
-        terms = "" if needs_pilot(self.run) else terms_folder(self.run).removeprefix("terms/")
-        return f"score/{queries.name}/{self.method_id}/{terms or 'unplanned'}"
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         shards = shard_names(queries, SHARD)
@@ -198,11 +201,11 @@ class Synthesized(Method):
         return [
             Task(
                 name=f"score {queries.name}/{number} by {self.method_id}",
-                stage=self._stage(queries),
+                stage=f"score/{queries.name}/{self.method_id}",
                 fn=f"{WORK}:score_shard",
                 args={"config": self.config.model_dump(mode="json"), "queries": queries.name, "shard": number},
                 makes=(self.file(shard),), needs=tuple(dict.fromkeys(needs)),
-                cost=self.score_evals(queries) * min(SHARD, queries.n - number * SHARD),
+                cost=self.score_evals() * min(SHARD, queries.n - number * SHARD),
             )
             for number, shard in enumerate(shards)
         ]  # fmt: skip
@@ -241,7 +244,7 @@ class Synthesized(Method):
     def fit_evals(self) -> float:
         return (self._pass_evals * self.config.fisher_passes + self._losses_evals) / len(asked_groups(self.run))
 
-    def score_evals(self, queries: Queries) -> float:
+    def score_evals(self) -> float:
         return self._ascent_evals + self._after_evals
 
     @property
