@@ -206,3 +206,16 @@ def test_networks_that_cannot_be_batched_go_one_by_one() -> None:
     found = Gradients(denoiser, mode="loop")(x_t, T, target)
     assert torch.equal(found["unused"], torch.zeros(4, 2, dtype=torch.float64))
     torch.testing.assert_close(found["W"][1:2], plain(denoiser, x_t[1], target[1], None)["W"])
+
+
+@pytest.mark.parametrize("mode", ["vmap", "loop"])
+def test_timesteps_of_each_sample(make_mlp: Callable[..., Denoiser], mode: str) -> None:
+    """t [B, S] gives every sample what it would get alone with its own t [S]."""
+    gradients = Gradients(make_mlp(), mode=mode)
+    rng = torch.Generator().manual_seed(0)
+    x_t, target = torch.randn(2, 3, 2, 1, 4, 4, generator=rng)
+    t = torch.tensor([[0, 99], [5, 50], [20, 21]])
+    together = gradients(x_t, t, target)
+    for i in range(3):
+        for name, g in gradients(x_t[i : i + 1], t[i], target[i : i + 1]).items():
+            torch.testing.assert_close(together[name][i], g[0], rtol=1e-4, atol=1e-7)

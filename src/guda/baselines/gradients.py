@@ -80,34 +80,35 @@ class Gradients:
     def __call__(
         self, x_t: torch.Tensor, t: torch.Tensor, target: torch.Tensor, cond: Cond | None = None
     ) -> dict[str, torch.Tensor]:
-        """{weight: [B, size]} for x_t and target [B, S, C, H, W], t [S], cond of the B samples."""
+        """{weight: [B, size]} for x_t and target [B, S, C, H, W], t [S] or of each sample [B, S], cond of the B."""
         told = {} if cond is None else cond.tensors
-        levels = len(t)
 
-        def f(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, told: Any) -> torch.Tensor:
+        def f(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, t: Any, told: Any) -> torch.Tensor:
             inside = {f"network.{name}": w for name, w in weights.items()} | self._rest
-            repeated = {k: v.expand(levels, *v.shape) for k, v in told.items()}
+            repeated = {k: v.expand(len(t), *v.shape) for k, v in told.items()}
             return value(torch.func.functional_call(self._raw, inside, (x, t, repeated)), y, self.what)
 
         # the fused attention kernels have no batching rule
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            found = self._vmap(f, x_t, target, told) if self.mode == "vmap" else self._loop(f, x_t, target, told)
+            found = (self._vmap if self.mode == "vmap" else self._loop)(f, x_t, target, t, told)
         return {name: g.flatten(1) for name, g in found.items()}
 
-    def _vmap(self, f: Callable[..., torch.Tensor], x_t: Any, target: Any, told: Any) -> dict[str, torch.Tensor]:
+    def _vmap(self, f: Callable[..., torch.Tensor], *given: Any) -> dict[str, torch.Tensor]:
         try:
-            return torch.func.vmap(torch.func.grad(f), in_dims=(None, 0, 0, 0))(self._weights, x_t, target, told)
+            own = 0 if given[2].ndim == 2 else None  # timesteps of each sample, or of all
+            return torch.func.vmap(torch.func.grad(f), in_dims=(None, 0, 0, own, 0))(self._weights, *given)
         except RuntimeError as e:
             first = str(e).splitlines()[0]
             raise GudaError(
                 f"torch.func cannot batch this network ({first}); set per_sample: loop in the method's settings"
             ) from e
 
-    def _loop(self, f: Callable[..., torch.Tensor], x_t: Any, target: Any, told: Any) -> dict[str, torch.Tensor]:
+    def _loop(self, f: Callable[..., torch.Tensor], *given: Any) -> dict[str, torch.Tensor]:
         weights = {name: w.clone().requires_grad_() for name, w in self._weights.items()}
         rows = []
+        x_t, target, t, told = given
         for i in range(len(x_t)):
-            out = f(weights, x_t[i], target[i], {k: v[i] for k, v in told.items()})
+            out = f(weights, x_t[i], target[i], t[i] if t.ndim == 2 else t, {k: v[i] for k, v in told.items()})
             rows.append(torch.autograd.grad(out, list(weights.values()), allow_unused=True, materialize_grads=True))
         return {name: torch.stack(parts) for name, parts in zip(weights, zip(*rows, strict=True), strict=True)}
 

@@ -123,6 +123,7 @@ def _load_all() -> None:
     import guda.methods.posterior
     import guda.methods.pretrained
     import guda.methods.similarity
+    import guda.methods.synthesized
     import guda.methods.unlearned  # noqa: F401
 
     for entry in entry_points(group="guda.methods"):

@@ -56,7 +56,8 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
         )  # fmt: skip
         if method is not oracle and method.fit_evals() > 0:
             figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / method.fit_evals()
-            if steps := getattr(method.config, "steps", None):
+            # other methods may have steps too, but not of a training
+            if isinstance(method, ElboMethod) and (steps := getattr(method.config, "steps", None)):
                 figures[f"steps_ratio_vs_logo.{m}"] = need_training(run).steps / steps
     entry = dataset_entry(found, list(oracle.config.seeds), scores[oracle.method_id].estimand, costs, figures)
     value = entry.model_dump(mode="json")

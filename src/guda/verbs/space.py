@@ -78,8 +78,9 @@ STANDARD: dict[str, Range | Choice] = {
     "lambda_forget": Range(0.3, 30.0),
     "window": Choice((0.0, 0.05, 0.1, 0.2)),  # where the window begins; its end stays as it is
 }
-# methods for which less than the standard makes sense: `shift` has one loss for both sides, with nothing to weigh
-DEFAULTS: dict[str, tuple[str, ...]] = {"shift": ("lr", "steps", "window")}
+# methods for which less than the standard makes sense: `shift` has one loss for both sides, with nothing to weigh;
+# the `lr` of `synthesized` is of another kind
+DEFAULTS: dict[str, tuple[str, ...]] = {"shift": ("lr", "steps", "window"), "synthesized": ()}
 
 
 def default_space(cls: type[Method], base: Mapping[str, Any]) -> Space:
