@@ -14,10 +14,10 @@ from guda.data.queries import Queries
 from guda.diffusion.models import load_data, run_schedule
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
-from guda.methods.base import get_method, known_methods
-from guda.methods.nda import NdaConfig, query_mass
+from guda.methods.base import get_method
+from guda.methods.nda import Nda, NdaConfig, query_mass
 from guda.runs.run import Run
-from guda.runs.store import read_tensors
+from guda.runs.store import read_json, read_tensors
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
 from guda.verbs.ablate import Ablation, Axis
@@ -77,9 +77,10 @@ def _images(folder: Path, images: np.ndarray) -> Path:
 def test_shards_order_and_kills_leave_the_same_bytes(run: Run, tmp_path: Path) -> None:
     score(run, "t=[0.1,0.4]")
     whole = read_masses(run)
-    assert len(list(run.path(get_method(run, "nda").folder).iterdir())) == 3  # shards of 5 queries
+    assert len(list(run.path(get_method(run, "nda").folder).glob("*.safetensors"))) == 3  # shards of 5 queries
     other = copy_run(tmp_path / "other")
     verbs.change_settings(other, ["nda"], ["t=[0.1,0.4]"])
+    verbs.fit(other, ["nda"], Inline())
     with pytest.raises(KeyboardInterrupt):
         verbs.score(other, SET, ["nda"], Inline(stop_after=1))
     verbs.score(other, SET, ["nda"], lambda r, tasks, title: Inline()(r, tasks[::-1], title))
@@ -121,10 +122,13 @@ def test_groups_are_made_of_masses_that_exist_and_few_images_may_stand_for_one(r
         np.testing.assert_allclose(found.score[:, k], mass[:, members].sum(axis=1), rtol=1e-6)
 
 
-def test_it_is_fitted_without_work_and_can_be_swept(run: Run) -> None:
-    assert "nda" in known_methods()
-    assert get_method(run, "nda").fit() == []
-    assert get_method(run, "nda").fitted()
+def test_it_is_not_scored_unasked_and_can_be_swept(run: Run) -> None:
+    assert "nda" not in verbs.fitted_methods(run)
+    score(run, "t=[0.1,1]", "patch=1", "per_group=2")
+    assert "nda" in verbs.fitted_methods(run)
+    choice = read_json(run.path(get_method(run, "nda").fit()[0].makes[0]))
+    assert choice["steps"] == [10, 99]
+    assert len(choice["images"]) == 6
     sweep = Ablation(name="nda", method="nda", base={}, axes=(Axis(axis="patch", values=[3, 5, "whole"]),))
     table = verbs.ablate(run, sweep, Inline())
     assert {row.settings["patch"] for row in table.rows} == {3, 5, "whole"}
@@ -151,6 +155,13 @@ def test_wrong_settings_are_refused_in_one_line(run: Run, settings: list[str], m
     with pytest.raises(GudaError, match=message) as e:
         score(run, *settings)
     assert "\n" not in str(e.value)
+
+
+def test_a_patch_too_large_is_refused_to_those_who_ask_only(run: Run) -> None:
+    wide = Nda(run, "nda", NdaConfig(patch=17))
+    assert not wide.fitted()
+    with pytest.raises(GudaError, match="give whole"):
+        Inline()(run, wide.fit(), "fit")
 
 
 def test_queries_of_another_size_are_refused(run: Run) -> None:

@@ -114,13 +114,29 @@ def posterior_mass(
     Everything is float64. |P_u(x_t)|^2 is the same for all that compete, so it is left out, and a block's exponents are
     one product of matrices; what is noised together never meets in it, so a row does not depend on the others.
     """
+    scales = [(1.0, None)] if down is None else [(alpha, None), (1 - alpha, down)]
+    mass = np.zeros((len(noised), len(images)))
+    for weight, cells in scales:
+        if weight > 0:
+            mass += weight * _mass(noised, images, patch, cells, block, tick)
+    return mass
+
+
+def _mass(
+    noised: Sequence[Noised],
+    images: np.ndarray,
+    patch: Patch,
+    down: int | None,
+    block: int,
+    tick: Callable[[int, int], None] | None,
+) -> np.ndarray:
+    """The same of one scale."""
     n, channels, height, width = images.shape
-    scales = [None] if down is None else [None, down]
     every = cuts(height, width, patch)
     total = sum(cut.places for cut in every)
     asked = [np.arange(total) if one.places is None else one.places for one in noised]
     # log sum_v exp(exponent) for each (place, image): all that is kept of a block
-    logs = [[torch.empty(len(places), n, dtype=torch.float64) for places in asked] for _ in scales]
+    logs = [torch.empty(len(places), n, dtype=torch.float64) for places in asked]
     first = 0
     for done, cut in enumerate(every):
         rows = [slice(*np.searchsorted(places, (first, first + cut.places))) for places in asked]
@@ -130,26 +146,17 @@ def posterior_mass(
             tick(done, len(every))
         if not any(map(len, chosen)):
             continue
-        maps = [None if scale is None else cut.coarse(channels, scale) for scale in scales]
-        left = [
-            [_left(one, cut.patches(one.x[None])[places, 0], m) for one, places in zip(noised, chosen, strict=True)]
-            for m in maps
-        ]
+        coarse = None if down is None else cut.coarse(channels, down)
+        left = [_left(x, cut.patches(x.x[None])[at, 0], coarse) for x, at in zip(noised, chosen, strict=True)]
         size = max(1, block // (cut.places * channels * cut.height * cut.width))
         for start in range(0, n, size):
             stop = min(n, start + size)
-            patches = cut.patches(to_float(images[start:stop]).astype(np.float64))
-            for m, factors, kept in zip(maps, left, logs, strict=True):
-                right = _right(patches, m)
-                for factor, log, r in zip(factors, kept, rows, strict=True):
-                    if len(factor):
-                        log[r, start:stop] = _sum_over_places((factor @ right).view(-1, cut.places, stop - start))
-    weights = [1.0] if down is None else [alpha, 1 - alpha]
-    mass = np.empty((len(noised), n))
-    for i, places in enumerate(asked):
-        share = sum(w * torch.softmax(kept[i], dim=1).sum(dim=0) for w, kept in zip(weights, logs, strict=True))
-        mass[i] = share * (total / len(places))
-    return mass
+            right = _right(cut.patches(to_float(images[start:stop]).astype(np.float64)), coarse)
+            for factor, log, r in zip(left, logs, rows, strict=True):
+                if len(factor):
+                    log[r, start:stop] = _sum_over_places((factor @ right).view(-1, cut.places, stop - start))
+    weights = [torch.softmax(log, dim=1).sum(dim=0).numpy() for log in logs]
+    return np.stack([w * (total / len(places)) for w, places in zip(weights, asked, strict=True)])
 
 
 def _left(one: Noised, patches: np.ndarray, coarse: np.ndarray | None) -> torch.Tensor:

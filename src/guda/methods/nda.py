@@ -36,7 +36,7 @@ from guda.methods.base import Method, method
 from guda.runs import progress
 from guda.runs.recipe import Config, parse_config
 from guda.runs.run import Run
-from guda.runs.store import read_tensors, write_tensors
+from guda.runs.store import read_tensors, write_json, write_tensors
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
@@ -91,12 +91,22 @@ class Nda(Method):
             )
 
     def fit(self) -> list[Task]:
-        return []  # the images are all it needs
+        """Only which images and steps are meant; without any file it would count as fitted where nobody asked for it."""
+        return [
+            Task(
+                name=f"fit {self.method_id}", stage=f"fit/{self.method_id}", fn="guda.methods.nda:fit_choice",
+                args={"config": self.config.model_dump(mode="json")}, makes=(self._choice,),
+            )
+        ]  # fmt: skip
 
     @property
     def folder(self) -> str:
         """Masses of images: the same however groups are made of them."""
         return self.artifact(**self.config.model_dump(mode="json", exclude={"aggregate"}))
+
+    @property
+    def _choice(self) -> str:
+        return f"{self.folder}/choice.json"
 
     def _files(self, queries: Queries) -> list[str]:
         return [
@@ -104,13 +114,12 @@ class Nda(Method):
         ]
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
-        self.check()
         config = self.config.model_dump(mode="json")
         return [
             Task(
                 name=f"{self.method_id} of {queries.name}, shard {i}", stage=f"score/{queries.name}/{self.method_id}",
                 fn="guda.methods.nda:score_shard", args={"config": config, "queries": queries.name, "shard": i},
-                makes=(file,),
+                makes=(file,), needs=(self._choice,),
             )
             for i, file in enumerate(self._files(queries))
         ]  # fmt: skip
@@ -145,12 +154,24 @@ def steps(schedule: Schedule, fractions: tuple[float, ...]) -> list[int]:
     return [min(round(f * schedule.T), schedule.T - 1) for f in fractions]
 
 
+def fit_choice(run: Run, config: dict[str, Any]) -> None:
+    method, data = _nda(run, config), load_data(run)
+    method.check()  # a trial comes here directly
+    used, _ = chosen(data, method.config.per_group)
+    value = {"steps": steps(run_schedule(run), method.config.t), "images": [data.ids[i] for i in used]}
+    write_json(run.path(method._choice), value)
+
+
+def _nda(run: Run, config: dict[str, Any]) -> Nda:
+    return Nda(run, "nda", parse_config(NdaConfig, config, "nda"))
+
+
 def score_shard(run: Run, config: dict[str, Any], queries: str, shard: int) -> None:
-    found: NdaConfig = parse_config(NdaConfig, config, "nda")
-    method, given = Nda(run, "nda", found), load_queries(run, queries)
+    method, given = _nda(run, config), load_queries(run, queries)
     data, schedule = load_data(run), run_schedule(run)
     part = given.shards(run.recipe.scoring.shard)[shard]
-    mass = query_mass(part, data.images[chosen(data, found.per_group)[0]], schedule, found)
+    used, _ = chosen(data, method.config.per_group)
+    mass = query_mass(part, data.images[used], schedule, method.config)
     tensors = {"mass": torch.from_numpy(mass.astype(np.float32))}
     write_tensors(run.path(method._files(given)[shard]), tensors)
 
@@ -160,8 +181,7 @@ def query_mass(queries: Queries, images: np.ndarray, schedule: Schedule, config:
     queries.check_shape(images.shape[1:])
     wanted, levels = [(q, t) for q in range(queries.n) for t in steps(schedule, config.t)], len(config.t)
     places = sum(cut.places for cut in cuts(*queries.shape[1:], config.patch))
-    scales = 1 if config.down is None else 2
-    held = max(1, HELD // (len(images) * scales * min(places, config.positions or places)))
+    held = max(1, HELD // (len(images) * min(places, config.positions or places)))
     mass = np.zeros((queries.n, len(images)))
     for i in range(0, len(wanted), held):
         now = wanted[i : i + held]
