@@ -17,6 +17,7 @@ from guda.runs.run import Run
 from guda.runs.store import digest
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
+from guda.verbs.ablate import Ablation
 
 MATRIX = np.random.default_rng(3).normal(size=(64, 5))
 
@@ -86,6 +87,65 @@ def test_both_rules_by_brute_force(run: Run, network: list[int], rule: str) -> N
             one = cosine(x, members.mean(axis=0))
             many = np.mean([cosine(x, member) for member in members])
             assert abs(found[q, k] - (one if rule == "mean" else many)) < 1e-12
+
+
+BY_HAND = {
+    "sum": np.sum,
+    "max": np.max,
+    "median": np.median,
+    "top3": lambda c: np.mean(sorted(c)[-3:]),
+    "top999": np.mean,  # a group has fewer
+}
+
+
+@pytest.mark.parametrize("per_group", [None, 5])
+@pytest.mark.parametrize("rule", BY_HAND)
+def test_rules_over_single_images_by_brute_force(
+    run: Run, network: list[int], rule: str, per_group: int | None
+) -> None:
+    data, queries = load_data(run), load_queries(run, SET)
+    for name, encode in [("clipa", embed), ("similarity-pixel", pixels)]:
+        found = score(run, name, f"rule={rule}", f"per_group={'null' if per_group is None else per_group}")
+        for k in range(len(GROUPS)):
+            members = encode(data.images[exemplars(data, k, per_group)])
+            assert len(members) == (per_group or 16)
+            for q, x in enumerate(encode(queries.images)):
+                assert abs(found[q, k] - BY_HAND[rule]([cosine(x, member) for member in members])) < 1e-12
+
+
+def test_rules_over_single_images_share_one_embedding(run: Run, network: list[int]) -> None:
+    nearest = score(run, "clipa", "rule=max")
+    assert network == [48, 1, 1, 12]
+    np.testing.assert_array_equal(score(run, "clipa", "rule=top1"), nearest)
+    several = score(run, "clipa", "rule=top10")
+    assert len(network) == 4
+    assert (several < nearest).all()
+    np.testing.assert_allclose(score(run, "clipa", "rule=sum"), 16 * score(run, "clipa", "rule=cosines"), rtol=1e-12)
+    assert [p.name for p in sorted(run.path(get_method(run, "clipa").artifact()).glob("[em]*"))] == [
+        "means.safetensors"
+    ]
+
+
+def test_names_of_means_that_exist_in_runs(run: Run) -> None:
+    verbs.change_settings(run, ["clipa"], ["rule=cosines", "per_group=4"])
+    model = get_method(run, "clipa").config.model
+    said = {"rule": "cosines", "per_group": 4, "model": model}
+    assert get_method(run, "clipa").fit()[0].makes == (f"artifacts/clipa-{digest(said, 8)}/means.safetensors",)
+
+
+def test_an_unknown_rule_is_refused_in_one_line(run: Run) -> None:
+    for rule in ("nearest", "top0", "top", "tops"):
+        with pytest.raises(GudaError, match=r"similarity-pixel.*rule: ") as e:
+            verbs.change_settings(run, ["similarity-pixel"], [f"rule={rule}"])
+        assert "\n" not in str(e.value)
+
+
+def test_rules_can_be_swept(run: Run) -> None:
+    rules = ["mean", "max", "top2", "cosines"]
+    sweep = Ablation.model_validate({"name": "rules", "method": "similarity-pixel", "axis": "rule", "values": rules})
+    table = verbs.ablate(run, sweep, Inline())
+    assert [row.settings["rule"] for row in table.rows] == rules
+    assert (run.root / "recipe.yaml").read_text().count("top2") == 0
 
 
 def test_queries_are_embedded_once(run: Run, network: list[int]) -> None:

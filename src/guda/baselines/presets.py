@@ -11,9 +11,10 @@ relatif      trak divided by |K^-1 phi_i|
 
 from __future__ import annotations
 
-from typing import Literal
+from copy import copy
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from guda.baselines.features import FeatureConfig
 from guda.baselines.gradients import Output
@@ -66,36 +67,23 @@ class GradientConfig(FeatureConfig):
         return self
 
 
-class TrakConfig(GradientConfig):
-    lam_scale: LamScale = "raw_gaussian"
+def _preset(name: str, base: type[GradientConfig], **defaults: Any) -> type[GradientConfig]:
+    """The same settings, with other defaults."""
+    fields: dict[str, Any] = {}
+    for key, default in defaults.items():
+        field = copy(base.model_fields[key])
+        field.default = default
+        fields[key] = (field.annotation, field)
+    return create_model(name, __base__=base, __module__=__name__, **fields)
 
 
-class DtrakConfig(GradientConfig):
-    output: Output = "squared_norm"
-    lam: float = Field(1000.0, gt=0)
-    lam_scale: LamScale = "raw_gaussian"
-
-
-class DasConfig(GradientConfig):
-    output: Output = "mean_output"
-    normalize: bool = True
-    lam: float = Field(0.01, gt=0)
-    residual: Residual = "normalized"
-    leverage: Literal[0, 1, 2] = 1
-    aggregate: str = Field("mean", pattern=AGGREGATE)
-
-
-class DasPublicConfig(DasConfig):
-    leverage: Literal[0, 1, 2] = 0
-
-
-class DasSquaredConfig(DasPublicConfig):
-    square: bool = True
-
-
-class TracinConfig(GradientConfig):
-    kernel: Literal["ridge", "none"] = "none"
-
-
-class RelatifConfig(TrakConfig):
-    divide: Literal["none", "influence", "gradient"] = "influence"
+TrakConfig = _preset("TrakConfig", GradientConfig, lam=100.0, lam_scale="raw_gaussian")
+DtrakConfig = _preset("DtrakConfig", TrakConfig, output="squared_norm", lam=1000.0)
+DasConfig = _preset(
+    "DasConfig", GradientConfig, output="mean_output", normalize=True, lam=0.01, residual="normalized", leverage=1,
+    aggregate="mean",
+)  # fmt: skip
+DasPublicConfig = _preset("DasPublicConfig", DasConfig, leverage=0)
+DasSquaredConfig = _preset("DasSquaredConfig", DasPublicConfig, square=True)
+TracinConfig = _preset("TracinConfig", GradientConfig, kernel="none")
+RelatifConfig = _preset("RelatifConfig", TrakConfig, divide="influence")

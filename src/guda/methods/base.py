@@ -120,6 +120,7 @@ def _load_all() -> None:
     import guda.methods.hybrid
     import guda.methods.kfac
     import guda.methods.logo
+    import guda.methods.nda
     import guda.methods.posterior
     import guda.methods.pretrained
     import guda.methods.similarity

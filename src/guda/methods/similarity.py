@@ -1,12 +1,14 @@
 """The similarity baselines as methods: similarity-<encoder>, and clipa, which is the one with CLIP and no other.
 
-Where the encoder is a network, queries are embedded once, by a task, and kept beside the groups' means.
+`fit` keeps one vector per group, or where the rule asks for single images (`max`: the nearest neighbour, `top10`: the
+mean of the ten nearest, `sum`, `median`) the unit embedding of every image, once for all of these rules. Where the
+encoder is a network, queries are embedded once, by a task, and kept beside.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,13 +16,22 @@ from pydantic import Field
 
 from guda.baselines.efficientnet import SIZE, STRIDES, efficientnet, pooled, statistics
 from guda.baselines.encoders import CLIP, DINO, transformer
-from guda.baselines.similarity import ENCODERS, Encoder, cosine_to_means, cosines, group_means
+from guda.baselines.similarity import (
+    ENCODERS,
+    OF_MEANS,
+    RULES,
+    Encoder,
+    cosines,
+    cosines_to_images,
+    group_embeddings,
+    group_means,
+)
 from guda.data.queries import Queries
 from guda.diffusion.models import asked_groups, load_data
 from guda.engine.tasks import Task
 from guda.errors import GudaError
-from guda.methods.base import METHODS, Method, get_method, method
-from guda.runs.recipe import Config
+from guda.methods.base import METHODS, Method, method
+from guda.runs.recipe import Config, parse_config
 from guda.runs.run import Run
 from guda.runs.store import digest, read_tensors, write_tensors
 from guda.scoring.bands import Bands
@@ -30,12 +41,23 @@ from guda.scoring.terms import load_queries
 ESTIMANDS = {
     "mean": "cosine similarity to the group's mean embedding",
     "cosines": "mean cosine similarity to the group",
+    "sum": "sum of the cosine similarities to the group's images",
+    "max": "cosine similarity to the group's nearest image",
+    "median": "median cosine similarity to the group's images",
 }
 
 
+def estimand(rule: str) -> str:
+    number = rule.removeprefix("top")
+    return ESTIMANDS.get(rule) or f"mean cosine similarity to the group's {number} nearest images"
+
+
 class SimilarityConfig(Config):
-    rule: Literal["mean", "cosines"] = Field(
-        "mean", description="mean: cosine to the group's mean embedding; cosines: mean of the cosines to its images."
+    rule: str = Field(
+        "mean",
+        pattern=RULES,
+        description="mean: cosine to the group's mean embedding; of the cosines to its images cosines: the mean, "
+        "sum, median, max (the nearest), top<m>: the mean of the m nearest.",
     )
     per_group: int | None = Field(
         None, gt=0, description="Images that stand for a group, drawn by its name; null: all."
@@ -45,49 +67,68 @@ class SimilarityConfig(Config):
 class Similarity(Method):
     Config: ClassVar[type[SimilarityConfig]] = SimilarityConfig
     unit = "cosine"
-    summary = "cosine of the picture to each group's mean image (a baseline; no counterfactual)"
+    summary = "cosine of the picture to each group's mean image, or nearest (a baseline; no counterfactual)"
 
     @property
     def _encoder(self) -> Encoder:
         return ENCODERS[self.method_id.removeprefix("similarity-")]
 
+    @property
+    def _of_means(self) -> bool:
+        return self.config.rule in OF_MEANS
+
     def artifact(self, **identity: Any) -> str:
-        """The usual rule and number of images go unsaid, so means made before they could be chosen are still found."""
-        value = self.config.model_dump(mode="json")
+        """The usual rule and number of images go unsaid, so means made before they could be chosen are still found;
+        rules over single images share their embeddings."""
+        value = self.config.model_dump(mode="json") | ({} if self._of_means else {"rule": "images"})
         usual = {name: field.default for name, field in SimilarityConfig.model_fields.items()}
         said = {k: v for k, v in value.items() if k not in usual or v != usual[k]}
         return f"artifacts/{self.method_id}-{digest(said | identity, 8)}"
 
     @property
     def _file(self) -> str:
-        return f"{self.artifact()}/means.safetensors"
+        return f"{self.artifact()}/{'means' if self._of_means else 'embeddings'}.safetensors"
+
+    @property
+    def _args(self) -> dict[str, Any]:
+        """The settings come with a task, not from the recipe: ablations try several."""
+        return {"method": self.method_id, "config": self.config.model_dump(mode="json")}
 
     def fit(self) -> list[Task]:
         return [
             Task(
-                name=f"fit {self.method_id}", stage=f"fit/{self.method_id}", fn="guda.methods.similarity:fit_means",
-                args={"method": self.method_id}, makes=(self._file,),
+                name=f"fit {self.method_id}", stage=f"fit/{self.method_id}", fn="guda.methods.similarity:fit_groups",
+                args=self._args, makes=(self._file,),
             )
         ]  # fmt: skip
 
-    def means(self) -> dict[str, torch.Tensor]:
+    def embedded_groups(self) -> dict[str, torch.Tensor]:
         """What `fit` makes."""
-        config = self.config
-        found = group_means(load_data(self.run), self._encoder, config.rule, config.per_group)
-        return {"means": torch.from_numpy(np.ascontiguousarray(found))}
+        data, rule, per_group = load_data(self.run), self.config.rule, self.config.per_group
+        if self._of_means:
+            means = group_means(data, self._encoder, rule, per_group)
+            return {"means": torch.from_numpy(np.ascontiguousarray(means))}
+        units, member = group_embeddings(data, self._encoder, per_group)
+        return {"units": torch.from_numpy(np.ascontiguousarray(units)), "member": torch.from_numpy(member)}
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         return []  # a matrix product: done in `scores`
 
-    def _scores(self, queries: Queries, means: np.ndarray) -> np.ndarray:
-        return cosine_to_means(queries.images, means, self._encoder, self.config.rule)
+    def _features(self, queries: Queries) -> np.ndarray:
+        """Embedded queries."""
+        return self._encoder(queries.images)
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         tensors, _ = read_tensors(self.run.path(self._file))
         groups, every = asked_groups(self.run), load_data(self.run).groups
-        score = self._scores(queries, tensors["means"].numpy())[:, [every.index(name) for name in groups]]
+        asked, features = [every.index(name) for name in groups], self._features(queries)
+        if self._of_means:
+            score = cosines(features, tensors["means"].numpy(), self.config.rule)[:, asked]
+        else:
+            units, member = tensors["units"].numpy(), tensors["member"].numpy()[:, asked]
+            score = cosines_to_images(features, units, member, self.config.rule)
         return Scores(
-            method=self.method_id, unit=self.unit, estimand=ESTIMANDS[self.config.rule],
+            method=self.method_id, unit=self.unit, estimand=estimand(self.config.rule),
             queries=queries.ids, groups=groups, score=score, n_evals=0,
         )  # fmt: skip
 
@@ -102,23 +143,24 @@ for _name in ENCODERS:
     METHODS[f"similarity-{_name}"] = type(f"Similarity_{_name}", (Similarity,), {"id": f"similarity-{_name}"})
 
 
-def _similarity(run: Run, name: str) -> Similarity:
-    found = get_method(run, name)
+def _similarity(run: Run, name: str, config: dict[str, Any]) -> Similarity:
+    cls = METHODS[name]
+    found = cls(run, name, parse_config(cls.Config, config, name))
     assert isinstance(found, Similarity)
     return found
 
 
-def fit_means(run: Run, method: str) -> None:
-    found = _similarity(run, method)
-    write_tensors(run.path(found._file), found.means())
+def fit_groups(run: Run, method: str, config: dict[str, Any]) -> None:
+    found = _similarity(run, method, config)
+    write_tensors(run.path(found._file), found.embedded_groups())
 
 
 # --- networks -------------------------------------------------------------------------------------
 
 
 class NetworkSimilarity(Similarity):
-    """The encoder is a network. `probe`, the embedding of the first training image, is kept with the means and the
-    queries: other weights under the same name are noticed, without hashing gigabytes."""
+    """The encoder is a network. `probe`, the embedding of the first training image, is kept with the groups: other
+    weights under the same name are noticed, without hashing gigabytes."""
 
     @abstractmethod
     def load(self) -> Encoder: ...
@@ -130,8 +172,8 @@ class NetworkSimilarity(Similarity):
     def probe(self, encode: Encoder) -> torch.Tensor:
         return torch.from_numpy(encode(load_data(self.run).images[:1]))
 
-    def means(self) -> dict[str, torch.Tensor]:
-        return super().means() | {"probe": self.probe(self._encoder)}
+    def embedded_groups(self) -> dict[str, torch.Tensor]:
+        return super().embedded_groups() | {"probe": self.probe(self._encoder)}
 
     def _embedded(self, queries: Queries) -> str:
         return f"{self.artifact()}/queries-{queries.digest[:12]}.safetensors"
@@ -140,18 +182,17 @@ class NetworkSimilarity(Similarity):
         return [
             Task(
                 name=f"embed {queries.name} by {self.method_id}", stage=f"score/{queries.name}/{self.method_id}",
-                fn="guda.methods.similarity:embed", args={"method": self.method_id, "queries": queries.name},
+                fn="guda.methods.similarity:embed", args=self._args | {"queries": queries.name},
                 makes=(self._embedded(queries),), needs=(self._file,),
             )
         ]  # fmt: skip
 
-    def _scores(self, queries: Queries, means: np.ndarray) -> np.ndarray:
-        tensors, _ = read_tensors(self.run.path(self._embedded(queries)))
-        return cosines(tensors["features"].numpy(), means, self.config.rule)
+    def _features(self, queries: Queries) -> np.ndarray:
+        return read_tensors(self.run.path(self._embedded(queries)))[0]["features"].numpy()
 
 
-def embed(run: Run, method: str, queries: str) -> None:
-    found, given = _similarity(run, method), load_queries(run, queries)
+def embed(run: Run, method: str, config: dict[str, Any], queries: str) -> None:
+    found, given = _similarity(run, method, config), load_queries(run, queries)
     assert isinstance(found, NetworkSimilarity)
     encode = found._encoder
     fitted = read_tensors(run.path(found._file))[0]["probe"]
