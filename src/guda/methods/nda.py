@@ -91,7 +91,7 @@ class Nda(Method):
             )
 
     def fit(self) -> list[Task]:
-        """Only which images and steps are meant; without any file it would count as fitted where nobody asked for it."""
+        """Only which images and steps are meant: without any file it would count as fitted where nobody asked."""
         return [
             Task(
                 name=f"fit {self.method_id}", stage=f"fit/{self.method_id}", fn="guda.methods.nda:fit_choice",
