@@ -43,6 +43,7 @@ AGGREGATES = ("sum", "max", "median", "top10", "removal")  # groups are of (near
 # what is tried, one after the other, each around the best so far; all in units that do not depend on the data set
 SEARCH: dict[str, list[tuple[str, list[Any]]]] = {
     **{m: [("lam", list(RIDGES)), ("aggregate", list(AGGREGATES))] for m in RIDGED},
+    "relatif": [("lam", list(RIDGES)), ("aggregate", [a for a in AGGREGATES if a != "removal"])],
     "tracin": [("divide", ["none", "gradient"]), ("aggregate", ["sum", "max", "median", "top10"])],
     "kfac": [("damping", [1e-3, 1e-2, 1e-1, 1.0, 10.0]), ("aggregate", ["sum", "max", "median", "top10"])],
     "nda": [

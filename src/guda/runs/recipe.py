@@ -239,9 +239,9 @@ def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
         return cls.model_validate(value)
     except ValidationError as e:
         first = e.errors()[0]
-        field = ".".join(str(p) for p in first["loc"])
+        field = "".join(f"{p}: " for p in [".".join(map(str, first["loc"]))] if p)  # none: of several together
         known = ", ".join(cls.model_fields)
-        raise GudaError(f"{where}: {field}: {first['msg']} (settings: {known})") from None
+        raise GudaError(f"{where}: {field}{first['msg'].removeprefix('Value error, ')} (settings: {known})") from None
 
 
 def recipes_folder() -> Path:
