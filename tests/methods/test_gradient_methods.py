@@ -11,6 +11,7 @@ from textrun import STYLES, copy_text
 from tinyrun import GROUPS, SET, Inline, copy_run, exact
 
 from guda import verbs
+from guda.baselines import influence
 from guda.baselines.features import FeatureConfig, Featuriser
 from guda.baselines.residuals import profile, residuals
 from guda.diffusion.models import load_data, load_model
@@ -153,7 +154,7 @@ def test_a_query_that_is_a_training_image_has_its_group_first(run: Run) -> None:
     score(run, "dtrak", "dim=256", "aggregate=max", "lam=1e-4", "lam_scale=trace")
     method = get_method(run, "dtrak")
     phi = torch.cat([block for _, block in method.stores()[0].rows().read()]).double()
-    found = method._streamed(phi, method.vectors(0)[0]["items"])
+    found = influence.scores(method.config, phi, method.vectors(0)[0], method._members())
     own = np.concatenate([np.full(len(m), k) for k, m in enumerate(map(data.groups.members, range(len(GROUPS))))])
     place = np.concatenate([data.groups.members(k) for k in range(len(GROUPS))])
     assert (found[place].argmax(axis=1) == own).mean() > 0.9

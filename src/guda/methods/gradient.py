@@ -13,18 +13,16 @@ Several `seeds` (sketch and noise) and `models` (other full models of the run) a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from guda.baselines import aggregate
+from guda.baselines import influence
 from guda.baselines.gradients import chosen_weights
 from guda.baselines.presets import (
     LINEAR,
-    REMOVAL,
     DasConfig,
     DasPublicConfig,
     DasSquaredConfig,
@@ -35,7 +33,7 @@ from guda.baselines.presets import (
     TrakConfig,
 )
 from guda.baselines.residuals import profile, residuals
-from guda.baselines.ridge import Cholesky, Eigen, Ridge, Rows, checked_leverage, effective
+from guda.baselines.ridge import Cholesky, Eigen, Ridge, Rows, effective
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.models import (
@@ -49,7 +47,7 @@ from guda.diffusion.models import (
     training_inputs,
 )
 from guda.engine.tasks import Task
-from guda.methods.base import METHODS, Method, method
+from guda.methods.base import Method, known_methods, method
 from guda.methods.features import SHARD, FeatureStore
 from guda.runs import progress
 from guda.runs.recipe import parse_config
@@ -165,49 +163,16 @@ class Trak(Method):
         return residuals(errors.numpy(), self.config.residual)
 
     def vectors(self, number: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """What `fit` makes of one network: a vector per group, or per image where the groups' are not enough."""
-        config, store = self.config, self.stores()[number]
-        rows, r = store.rows(), torch.from_numpy(self.residual(store))
-        ridge = self._ridge(store, rows) if config.kernel == "ridge" else None
-        about: dict[str, Any] = {"meta": store.meta(), "lambda": None if ridge is None else ridge.factor.lam}
-        if config.aggregate == REMOVAL:
-            assert ridge is not None
-            found = [ridge.removal(m, r[m]) for m in map(torch.from_numpy, self._members())]
-            return {"groups": torch.stack(found).float()}, about
-        linear = config.aggregate in LINEAR and not config.square
-        if linear and ridge is not None and not config.leverage and config.divide != "influence":
-            weights = r if config.divide == "none" else r / _lengths(rows)  # K^-1 of group sums alone
-            return {"groups": ridge.combine(self._weighting(weights)).float()}, about
-        every = self._weighting(torch.ones(rows.n, dtype=torch.float64))
-        groups, items = torch.zeros(every.shape[1], rows.dim, dtype=torch.float64), []
-        for first, z in self._weighted(rows, ridge, r):
-            if linear:
-                groups += every[first : first + len(z)].T @ z.double()
-            else:
-                items.append(z.float())
-        return ({"groups": groups.float()} if linear else {"items": torch.cat(items)}), about
-
-    def _weighted(self, rows: Rows, ridge: Ridge | None, r: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """w_i z_i, block by block."""
-        both = ((f, b, b) for f, b in rows.read()) if ridge is None else ridge.vectors()
-        for first, phi, z in both:
-            w = r[first : first + len(z)].to(z.dtype)
-            if self.config.leverage:
-                w = w / (1 - checked_leverage((phi * z).sum(dim=1))) ** self.config.leverage
-            if self.config.divide != "none":
-                w = w / (z if self.config.divide == "influence" else phi).norm(dim=1).clamp(min=1e-30)
-            yield first, z * w[:, None]
+        """What `fit` makes of one network, and what it was made with."""
+        store = self.stores()[number]
+        rows = store.rows()
+        ridge = self._ridge(store, rows) if self.config.kernel == "ridge" else None
+        about = {"meta": store.meta(), "lambda": None if ridge is None else ridge.factor.lam}
+        return influence.vectors(self.config, rows, ridge, self.residual(store), self._members()), about
 
     def _members(self) -> list[np.ndarray]:
         groups = load_data(self.run).groups
         return [groups.members(groups.index(name)) for name in asked_groups(self.run)]
-
-    def _weighting(self, weights: torch.Tensor) -> torch.Tensor:
-        """[n, G] float64: each group's images with their weights, divided by their number for a mean."""
-        found = torch.zeros(len(weights), len(members := self._members()), dtype=torch.float64)
-        for g, m in enumerate(members):
-            found[m, g] = weights[m].double() / (len(m) if self.config.aggregate == "mean" else 1)
-        return found
 
     def shard_scores(self, part: Queries) -> np.ndarray:
         """float64 [q, G], the mean over networks and seeds."""
@@ -215,21 +180,8 @@ class Trak(Method):
         for number, store in enumerate(self.stores()):
             path = self.run.path(self.vectors_file(number))
             phi = self._asked(store).queries(part, self._free, read_header(path)[0]["meta"]).double()
-            if self.config.divide == "gradient" and self.config.kernel == "none":
-                phi = phi / phi.norm(dim=1, keepdim=True).clamp(min=1e-30)
-            tensors = read_tensors(path)[0]
-            if "groups" in tensors:
-                found.append((phi @ tensors["groups"].double().T).numpy())
-            else:
-                found.append(self._streamed(phi, tensors["items"]))
+            found.append(influence.scores(self.config, phi, read_tensors(path)[0], self._members()))
         return np.mean(found, axis=0)
-
-    def _streamed(self, phi: torch.Tensor, items: torch.Tensor) -> np.ndarray:
-        def influence(members: np.ndarray) -> np.ndarray:
-            a = (phi @ items[torch.from_numpy(members)].double().T).numpy()
-            return a**2 if self.config.square else a
-
-        return aggregate.by_group(influence, self._members(), self.config.aggregate)
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         parts = [read_tensors(self.run.path(self.scores_file(p)))[0]["scores"] for p in queries.shards(SHARD)]
@@ -276,10 +228,6 @@ class Trak(Method):
         return self.stores()[0].evals * len(self.stores())
 
 
-def _lengths(rows: Rows) -> torch.Tensor:
-    return torch.cat([block.double().norm(dim=1) for _, block in rows.read()]).clamp(min=1e-30)
-
-
 @method("dtrak")
 class Dtrak(Trak):
     Config = DtrakConfig
@@ -322,7 +270,7 @@ class Relatif(Trak):
 
 
 def _method(run: Run, name: str, config: dict[str, Any]) -> Trak:
-    cls = METHODS[name]
+    cls = known_methods()[name]  # in a fresh process too, and of other files than this one
     found = cls(run, name, parse_config(cls.Config, config, name))
     assert isinstance(found, Trak)
     return found
