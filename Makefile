@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-emoji bench-operators bench-scoring lint format types check clean
+.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-operators bench-scoring lint format types check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,9 @@ test-slow: install ## Run the tests that take minutes
 
 test-e2e: install ## Run the tests that need a browser or a Ray cluster
 	$(call pytest-if-any,e2e)
+
+bench-baselines: install ## Measure every baseline against LOGO, and the featuriser's speed (an hour after bench-operators; resumes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/baselines.py
 
 bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (an hour from nothing; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/emoji.py

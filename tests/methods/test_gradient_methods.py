@@ -1,5 +1,7 @@
 """TRAK and its kin on a tiny run, with the gradient itself as feature: every score by brute force."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +265,10 @@ def test_a_text_to_image_model_and_its_cross_attention_alone(tmp_path: Path) -> 
     names = get_method(run, "trak").stores()[0].featuriser().gradients.names
     assert names
     assert all("attn2.to_k" in n or "attn2.to_v" in n for n in names)
+
+
+def test_a_fresh_process_finds_methods_of_other_files() -> None:
+    """A worker imports the task's module alone; kfac's tasks are this module's too."""
+    look = "from guda.methods.gradient import _method; print(_method(None, 'kfac', {}).method_id)"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "kfac"
