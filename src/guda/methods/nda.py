@@ -7,7 +7,7 @@ Sums over all groups are the number of places, so a group's score is a share. `a
 different sizes image by image.
 
 Defaults, chosen before any evaluation. t: the published range is a tenth to half of T, nothing says where in it, so its
-ends and a point between, which are SNR 37, 3.7 and 1 of a cosine schedule: from nearest patches to a wide average.
+ends and a point between, which are SNR 34, 3.7 and 1 of a cosine schedule: from nearest patches to a wide average.
 patch: 7 is half of a 14x14 image, parts rather than textures, and still short of the whole image, whose posterior is
 its nearest neighbour. positions: 128 random places are most of a small image, and bound the time for a large one.
 One scale: a second doubles the time. 500 queries against 10,000 images of 14x14: about four minutes of one core.
