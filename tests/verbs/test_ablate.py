@@ -149,7 +149,8 @@ def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
     """Each has a name that is its file's, and settings that its method takes."""
     files = sorted((recipes_folder() / "ablations").glob("*.yaml"))
     assert [f.stem for f in files] == [
-        "bandwidth", "epochs", "eta", "hybrid", "k", "lambda", "lr", "posterior", "shift-lr", "tau", "window"
+        "bandwidth", "das-aggregate", "das-ridge", "dtrak-ridge", "epochs", "eta", "hybrid", "k", "lambda", "lr",
+        "posterior", "shift-lr", "tau", "trak-ridge", "window",
     ]  # fmt: skip
     digits = builtin_recipe("digits")
     recipe = run.recipe.model_dump(mode="json")
