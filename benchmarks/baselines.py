@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/baselines.py                   # resumes; takes the LOGO models of operators.py
     .venv/bin/python benchmarks/baselines.py fashion-mnist      # one data set
 
-Writes benchmarks/results/baselines.{json,md,svg}. A baseline is worth comparing with only at its best, so what its
+Writes benchmarks/results/baselines.{json,md}. A baseline is worth comparing with only at its best, so what its
 authors chose for CIFAR-10 (rows "as published") is given beside settings chosen here: ridge and aggregation, or step
 size, by Top-1 and then MRR on queries of sampling seed 0, written to results/tune/baselines-<data>.json. The queries
 reported have seed 1.
@@ -176,31 +176,6 @@ def summary(entries: dict[str, DatasetEntry]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def plot(entries: dict[str, DatasetEntry]) -> None:
-    """Agreement against the cost of a run with 1,000 queries, in evaluations."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(entries), figsize=(5.2 * len(entries), 4.2), sharey=True, squeeze=False)
-    for axis, (name, entry) in zip(axes[0], entries.items(), strict=True):
-        groups = entry.n_groups or 1
-        for m, e in entry.methods.items():
-            total = (e.fit_evals or 0) * groups + 1000 * (e.score_evals or 0)
-            top = (entry.ceiling or e.metrics)["top1"] if m == "logo" else e.metrics["top1"]
-            ours, published = m in SHOWN, m.endswith("as published")
-            colour = "black" if m == "logo" else "#0072B2" if ours else "#999999" if published else "#D55E00"
-            axis.errorbar(max(total, 1), top.mean, yerr=[[top.mean - top.lo], [top.hi - top.mean]], fmt="o", ms=4,
-                          color=colour, lw=0.8)  # fmt: skip
-            axis.annotate(m, (max(total, 1), top.mean), fontsize=6, xytext=(3, 2), textcoords="offset points")
-        axis.set(title=name, xscale="log", xlabel="network evaluations, fit and 1,000 queries (1: none)")
-    axes[0][0].set_ylabel("Top-1 agreement with LOGO")
-    figure.tight_layout()
-    plt.rcParams["svg.hashsalt"] = "guda"
-    figure.savefig(RESULTS / "baselines.svg", metadata={"Date": None})
-
-
 def main() -> None:
     path = RESULTS / "baselines.json"
     entries = dict(read_results(path).datasets) if path.is_file() else {}
@@ -214,7 +189,6 @@ def main() -> None:
         write_results(path, "python benchmarks/baselines.py", entries)
     tables = [summary(entries), *(markdown(n, e) for n, e in entries.items())]
     write_text(RESULTS / "baselines.md", "\n\n".join(tables) + "\n")
-    plot(entries)
     print(summary(entries))
 
 
