@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from guda.evaluation.ceiling import CEILING
@@ -139,12 +139,18 @@ def _table(header: tuple[str, ...], cells: list[tuple[str, ...]]) -> Table:
     return table
 
 
-def markdown(name: str, entry: DatasetEntry) -> str:
-    def line(cells: tuple[str, ...]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def markdown_table(header: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
+    """Lines of a Markdown table: names on the left, figures on the right."""
 
-    rule = ("---", *("---:" for _ in HEADER[1:]))
-    text = [f"**{title(name, entry)}**", "", line(HEADER), line(rule), *map(line, rows(entry))]
+    def line(row: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+    rule = ("---", *("---:" for _ in header[1:]))
+    return "\n".join([line(header), line(rule), *map(line, cells)])
+
+
+def markdown(name: str, entry: DatasetEntry) -> str:
+    text = [f"**{title(name, entry)}**", "", markdown_table(HEADER, rows(entry))]
     if footer(entry):
         text += ["", footer(entry)]
     return "\n".join(text) + "\n"
