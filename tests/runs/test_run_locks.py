@@ -45,3 +45,20 @@ def test_lora_without_a_start_is_refused_before_anything_is_written(tmp_path: Pa
     with pytest.raises(GudaError, match=r"training\.lora adapts a pretrained model"):
         verbs.init(tmp_path / "run", tiny(digits_folder(), training={"lora": 4}))
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_noisy_partition_is_locked_and_older_runs_still_open(tmp_path: Path) -> None:
+    noisy = tiny(digits_folder(), data={"partition": {"fraction": 0.13}})
+    run = verbs.init(tmp_path / "plain", tiny(digits_folder()))
+    lock = json.loads(run.path("run.json").read_text())
+    assert lock["locked"]["data"].pop("partition") is None
+    run.path("run.json").write_text(json.dumps(lock))  # as it was before the setting existed
+    Run.open(run.root)
+    with pytest.raises(Mismatch, match=r"data\.partition"):
+        verbs.init(run.root, noisy)
+    other = verbs.init(tmp_path / "noisy", noisy)
+    assert other.info["data_digest"] != run.info["data_digest"]
+    assert other.info["groups"] == run.info["groups"]
+    assert other.info["locked"]["data"]["partition"] == {"fraction": 0.13, "seed": 42}
+    with pytest.raises(Mismatch, match=r"data\.partition\.seed"):
+        verbs.init(other.root, tiny(digits_folder(), data={"partition": {"fraction": 0.13, "seed": 43}}))

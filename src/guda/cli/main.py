@@ -96,7 +96,7 @@ def demo(
     _show_evaluation(folder.recipe.name, entry, as_json, str(page))
 
 
-def _show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = None) -> None:
+def _show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = None, pairs: bool = False) -> None:
     if as_json:
         print(json.dumps(entry.model_dump(mode="json") | ({"report": report} if report else {})))
         return
@@ -106,6 +106,10 @@ def _show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = 
 
     console = Console()
     console.print(terminal(name, entry, console.width))
+    if pairs:
+        from guda.evaluation.separation import pairs_terminal
+
+        console.print(pairs_terminal(name, entry))
     if report:
         print(f"Report: {report}")
 
@@ -303,6 +307,9 @@ def evaluate(
     band: Annotated[str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000.")] = None,
     bands: Annotated[bool, typer.Option("--bands", help="Top-1 in each noise band, against its own ceiling.")] = False,
     drift: Drift = None,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Methods against each other: paired differences, p, what is not separated.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare every scored method with the LOGO oracle: six metrics, intervals, ceiling."""
@@ -313,7 +320,7 @@ def evaluate(
     chosen = verbs.choose_queries(folder, queries)
     verbs.change_scoring(folder, drift=drift)
     if not bands:
-        return _show_evaluation(folder.recipe.name, verbs.evaluate(folder, chosen, band), as_json)
+        return _show_evaluation(folder.recipe.name, verbs.evaluate(folder, chosen, band), as_json, pairs=pairs)
     table = verbs.evaluate_bands(folder, chosen)
     lines = ["Top-1 by noise band, each against its own oracle and ceiling"]
     lines += [f"  t in {b:<10}" + "   ".join(f"{m} {x:.2f}" for m, x in row.items()) for b, row in table.items()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ import numpy as np
 from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
 from guda.data.keyed import ordered
+from guda.data.partition import noisy_partition
 from guda.errors import GudaError
 
 Loader = TypeVar("Loader", bound=Callable[..., ImageData])
@@ -81,6 +82,7 @@ def load_source(
     groups: Sequence[str] | None = None,
     limit_per_group: int | None = None,
     limit_contents: int | None = None,
+    partition: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> ImageData:
     """A registered source, or the image folder at a path; write ./digits for a folder named like a source.
@@ -88,6 +90,7 @@ def load_source(
     groups: only these, in the source's order.
     limit_contents: images of so many contents (objects) only, the same in every group, drawn by `seed`.
     limit_per_group: at most this many images of each group, drawn by `seed`; the order of the images is kept.
+    partition: {fraction, seed}: last of all, so large a share of every group gets other groups' names.
     """
     name = str(name_or_path)
     known, _, path = name.partition(":")
@@ -122,7 +125,8 @@ def load_source(
     data = loader(**options)
     data = data if groups is None else data.only(groups)
     data = data if limit_contents is None else keep_contents(data, limit_contents, seed)
-    return data if limit_per_group is None else limit_groups(data, limit_per_group, seed)
+    data = data if limit_per_group is None else limit_groups(data, limit_per_group, seed)
+    return data if partition is None else noisy_partition(data, **partition)
 
 
 def keep_contents(data: ImageData, n: int, seed: int) -> ImageData:

@@ -64,6 +64,7 @@ class Comparison:
     reliability: Reliability | None
     random: dict[str, float]
     note: str
+    samples: dict[str, Array] | None = None  # by method id: the shared resamples of every metric, [n, metrics]
 
 
 def reliability(oracle: ArrayLike) -> Reliability:
@@ -158,7 +159,7 @@ def compare(
         except GudaError as e:
             raise GudaError(f"{name}: {e}") from None
         pseudo[name] = _pseudo_values(rows[name], rows[name])  # row s is the figure without seed s
-    agreements = _agreements(rows, pseudo, reference, n, seed)
+    agreements, samples = _agreements(rows, pseudo, reference, n, seed)
     return Comparison(
         n_seeds=n_seeds,
         n_queries=n_queries,
@@ -169,14 +170,15 @@ def compare(
         reliability=reliability(logo) if several else None,
         random=random_baseline(n_groups),
         note=_note(n_seeds),
+        samples=samples,
     )
 
 
 def _agreements(
     rows: dict[str, Array], pseudo: dict[str, Array], reference: str | None, n: int, seed: int
-) -> dict[str, Agreement]:
+) -> tuple[dict[str, Agreement], dict[str, Array]]:
     if not rows:
-        return {}
+        return {}, {}
     names = list(rows)
     values = np.stack([pseudo[name].swapaxes(0, 1) for name in names])  # [methods, metrics, S, Q]
     samples = resampled_means(values, n, seed)  # one set of resamples for all: everything below is paired
@@ -198,7 +200,7 @@ def _agreements(
                 other = samples[:, names.index(reference), m]
                 found.difference[metric] = percentile_interval(mean - means[reference][m], own - other)
         result[name] = found
-    return result
+    return result, {name: samples[:, i] for i, name in enumerate(names)}
 
 
 def _note(n_seeds: int) -> str:

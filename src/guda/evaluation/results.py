@@ -73,6 +73,26 @@ class MethodEntry(Cost):
     difference: dict[str, Figure] | None = Field(default=None, description="minus the entry's `reference`, paired")
 
 
+ALPHA = 0.05
+
+
+class PairFigure(Figure):
+    """A difference of two methods, paired over queries."""
+
+    p: float = Field(ge=0, le=1, description="two-sided sign-flip permutation test over queries")
+    p_holm: float = Field(ge=0, le=1, description="the same, Holm-corrected over all pairs of the entry")
+
+    @property
+    def separated(self) -> bool:
+        return not self.lo <= 0 <= self.hi and self.p_holm <= ALPHA
+
+
+class PairEntry(_Model):
+    a: str
+    b: str
+    metrics: dict[str, PairFigure] = Field(description="a - b; positive = a agrees better with LOGO")
+
+
 class ReliabilityEntry(_Model):
     one_seed: FiniteFloat = Field(description="mean correlation of two LOGO seeds, scores centred per query")
     mean_of_seeds: FiniteFloat = Field(description="Spearman-Brown: S r / (1 + (S-1) r)")
@@ -92,6 +112,7 @@ class DatasetEntry(_Model):
     random: dict[str, FiniteFloat] | None = Field(default=None, description="expected figures of random rankings")
     reference: str | None = Field(default=None, description="the method that `difference` is taken to")
     note: str | None = None
+    pairs: list[PairEntry] | None = Field(default=None, description="methods against each other; null: not tested")
 
 
 class Machine(_Model):
@@ -121,6 +142,7 @@ def dataset_entry(
     estimand: str,
     costs: Mapping[str, Cost] | None = None,
     figures: Mapping[str, float] | None = None,
+    pairs: Sequence[PairEntry] | None = None,
 ) -> DatasetEntry:
     """What `compare` found, and costs by method id; the cost of `logo` goes with the ceiling's figures."""
     costs = costs or {}
@@ -153,6 +175,7 @@ def dataset_entry(
         random=comparison.random,
         reference=comparison.reference,
         note=comparison.note,
+        pairs=list(pairs) if pairs else None,
     )
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from guda.evaluation.ceiling import CEILING
@@ -82,8 +82,27 @@ def title(name: str, entry: DatasetEntry) -> str:
     )
 
 
+def told_apart(entry: DatasetEntry, metric: str = "top1") -> str:
+    """One sentence: which pairs are not separated (separation.py says by what rule); nothing where none was tested."""
+    tested = [pair for pair in entry.pairs or () if metric in pair.metrics]
+    if not tested:
+        return ""
+    alike: dict[str, list[str]] = {}
+    for pair in tested:
+        if not pair.metrics[metric].separated:
+            alike.setdefault(pair.a, []).append(pair.b)
+    rule = f"paired over queries, Holm-corrected over {len(tested)} pairs"
+    if not alike:
+        return f"All pairs are separated in {LABELS[metric]} ({rule})."
+    names = {CEILING: "the ceiling"}
+    text = "; ".join(
+        f"{names.get(a, a)} from {', '.join(names.get(b, b) for b in others)}" for a, others in alike.items()
+    )
+    return f"Not separated in {LABELS[metric]} ({rule}): {text}."
+
+
 def footer(entry: DatasetEntry) -> str:
-    """The entry's note and how reliable the oracle is."""
+    """The entry's note, how reliable the oracle is and which methods are not told apart."""
     parts = [entry.note] if entry.note else []
     if entry.reliability:
         r = entry.reliability
@@ -91,6 +110,8 @@ def footer(entry: DatasetEntry) -> str:
             f"Reliability of the oracle: {r.one_seed:.2f} for one seed, {r.mean_of_seeds:.2f} for the mean "
             f"of {len(entry.seeds)} (Spearman-Brown)."
         )
+    if told := told_apart(entry):
+        parts.append(told)
     return " ".join(parts)
 
 
@@ -110,9 +131,9 @@ def terminal(name: str, entry: DatasetEntry, width: int = WIDE) -> Group:
     if width < MIDDLE:
         cells = [(row[0].replace(", one retraining", ""), *(_compact(c) for c in row[1:])) for row in cells]
     n = 1 + len(SIX)
-    parts = [_table(HEADER, cells)] if width >= WIDE else [
-        _table(HEADER[:n], [row[:n] for row in cells]),
-        _table((HEADER[0], *HEADER[n:]), [(row[0], *row[n:]) for row in cells[:-1]]),
+    parts = [rich_table(HEADER, cells)] if width >= WIDE else [
+        rich_table(HEADER[:n], [row[:n] for row in cells]),
+        rich_table((HEADER[0], *HEADER[n:]), [(row[0], *row[n:]) for row in cells[:-1]]),
     ]  # fmt: skip
     return Group(Text(title(name, entry), style="bold"), *parts, Padding(Text(footer(entry)), (0, 0, 1, 0)))
 
@@ -125,7 +146,7 @@ def _compact(cell: str) -> str:
     )
 
 
-def _table(header: tuple[str, ...], cells: list[tuple[str, ...]]) -> Table:
+def rich_table(header: tuple[str, ...], cells: list[tuple[str, ...]]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -139,12 +160,18 @@ def _table(header: tuple[str, ...], cells: list[tuple[str, ...]]) -> Table:
     return table
 
 
-def markdown(name: str, entry: DatasetEntry) -> str:
-    def line(cells: tuple[str, ...]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def markdown_table(header: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
+    """Lines of a Markdown table: names on the left, figures on the right."""
 
-    rule = ("---", *("---:" for _ in HEADER[1:]))
-    text = [f"**{title(name, entry)}**", "", line(HEADER), line(rule), *map(line, rows(entry))]
+    def line(row: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+    rule = ("---", *("---:" for _ in header[1:]))
+    return "\n".join([line(header), line(rule), *map(line, cells)])
+
+
+def markdown(name: str, entry: DatasetEntry) -> str:
+    text = [f"**{title(name, entry)}**", "", markdown_table(HEADER, rows(entry))]
     if footer(entry):
         text += ["", footer(entry)]
     return "\n".join(text) + "\n"

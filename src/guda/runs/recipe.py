@@ -24,6 +24,13 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+class PartitionConfig(Config):
+    fraction: float = Field(
+        0.05, gt=0, lt=1, description="Share of the smallest group's images; so many leave and join every group."
+    )
+    seed: int = Field(42, ge=0, description="Seed of which images move and where to.")
+
+
 class DataConfig(Config):
     source: str = Field(description="A known source (digits) or an image folder.")
     size: int | None = Field(None, gt=0, description="Resize the shorter side to this and centre-crop to a square.")
@@ -38,6 +45,9 @@ class DataConfig(Config):
     limit_per_group: int | None = Field(None, gt=0, description="Keep at most this many images of each group.")
     limit_contents: int | None = Field(
         None, gt=0, description="Keep the images of so many contents (objects) only, the same in every group."
+    )
+    partition: PartitionConfig | None = Field(
+        None, description="A noisy partition: some images of every group under other groups' names. Default: none."
     )
 
 

@@ -5,6 +5,7 @@ from guda.verbs.ablate import ablate, read_ablation
 from guda.verbs.evaluate import evaluate, evaluate_bands, pipeline
 from guda.verbs.health import health, health_methods
 from guda.verbs.outline import outline
+from guda.verbs.partition import partition
 from guda.verbs.plan import Budget, plan
 from guda.verbs.project import change_groups, change_queries, change_scoring, change_settings, init, status
 from guda.verbs.prompts import prompts_build, prompts_show
@@ -39,6 +40,7 @@ __all__ = [
     "local_engine",
     "outline",
     "parse_space",
+    "partition",
     "pipeline",
     "placebo_null",
     "plan",

@@ -13,6 +13,7 @@ from guda.diffusion.queries import collect_samples, sample_tasks
 from guda.errors import GudaError
 from guda.evaluation.ceiling import Comparison, compare
 from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
+from guda.evaluation.separation import separation
 from guda.methods.base import Method, get_method, known_methods
 from guda.methods.elbo import ElboMethod
 from guda.methods.logo import Logo
@@ -59,7 +60,8 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
             # other methods may have steps too, but not of a training
             if isinstance(method, ElboMethod) and (steps := getattr(method.config, "steps", None)):
                 figures[f"steps_ratio_vs_logo.{m}"] = need_training(run).steps / steps
-    entry = dataset_entry(found, list(oracle.config.seeds), scores[oracle.method_id].estimand, costs, figures)
+    pairs = separation(found, seed=run.recipe.evaluation.seed)
+    entry = dataset_entry(found, list(oracle.config.seeds), scores[oracle.method_id].estimand, costs, figures, pairs)
     value = entry.model_dump(mode="json")
     if bands is not None:
         write_json(run.path("scores", name, bands.slug, "evaluation.json"), value)

@@ -1,0 +1,108 @@
+"""Which methods are told apart at all: every pair (or each against a reference), with difference, interval and p.
+
+A pair counts as separated in a metric when its paired bootstrap interval leaves out 0 AND its permutation p, Holm-
+corrected over the table of that metric, is at most 0.05. Otherwise the words are "not separated". LOGO is the ceiling,
+one retraining. With several LOGO seeds d_q is the mean over the golds (ceiling.py), and the permutation is over queries
+given the models; the interval is over seeds too from three on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from guda.evaluation.bootstrap import percentile_interval
+from guda.evaluation.ceiling import CEILING, Agreement, Comparison
+from guda.evaluation.metrics import LABELS, METRICS
+from guda.evaluation.permutation import FLIPS, holm, sign_flip_test
+from guda.evaluation.results import ALPHA, DatasetEntry, PairEntry, PairFigure
+from guda.evaluation.tables import MISSING, markdown_table, rich_table
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+TESTED = ("top1", "mrr", "spearman")
+NOT_SEPARATED = "not separated"
+CORRECTION = (
+    "p: two-sided sign-flip permutation of per-query differences, Holm-corrected over the table of each metric; "
+    f"{NOT_SEPARATED}: the 95 % interval covers 0 or p > {ALPHA:g}."
+)
+
+
+def separation(
+    found: Comparison, metrics: Sequence[str] = TESTED, flips: int = FLIPS, seed: int = 0
+) -> list[PairEntry]:
+    """Every pair of methods, the ceiling among them; of a comparison with a reference, every pair with it."""
+    everyone: dict[str, Agreement] = ({CEILING: found.ceiling} if found.ceiling else {}) | found.methods
+    names = list(everyone)
+    if found.reference is not None:
+        pairs = [(name, found.reference) for name in names if name != found.reference]
+    else:
+        pairs = list(combinations(names, 2))
+    if not pairs or found.samples is None:
+        return []
+    columns = {}
+    for metric in metrics:
+        values = {name: a.per_seed[metric].mean(axis=0) for name, a in everyone.items()}
+        d = np.stack([values[a] - values[b] for a, b in pairs])
+        p = sign_flip_test(d, flips, seed)
+        m = list(METRICS).index(metric)
+        figures = []
+        for row, (a, b), plain, adjusted in zip(d, pairs, p, holm(p), strict=True):
+            i = percentile_interval(row.mean(), found.samples[a][:, m] - found.samples[b][:, m])
+            figures.append(PairFigure(mean=i.mean, lo=i.lo, hi=i.hi, p=float(plain), p_holm=float(adjusted)))
+        columns[metric] = figures
+    return [
+        PairEntry(a=a, b=b, metrics={metric: columns[metric][i] for metric in metrics})
+        for i, (a, b) in enumerate(pairs)
+    ]
+
+
+def pair_text(figure: PairFigure | None) -> str:
+    if figure is None:
+        return MISSING
+    p = "p < 0.001" if figure.p_holm < 0.001 else f"p {figure.p_holm:.3f}"
+    verdict = "" if figure.separated else f", {NOT_SEPARATED}"
+    return f"{figure.mean:+.3f} [{figure.lo:+.3f}, {figure.hi:+.3f}] {p}{verdict}"
+
+
+def _name(method: str) -> str:
+    return "LOGO (ceiling)" if method == CEILING else method
+
+
+def _shown(entry: DatasetEntry) -> list[str]:
+    return [m for m in METRICS if any(m in pair.metrics for pair in entry.pairs or ())]
+
+
+def pair_rows(entry: DatasetEntry) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(header, cells): one row per pair, one column per tested metric."""
+    shown = _shown(entry)
+    header = ("a - b", *(LABELS[m] for m in shown))
+    cells = [(f"{_name(p.a)} - {_name(p.b)}", *(pair_text(p.metrics.get(m)) for m in shown)) for p in entry.pairs or ()]
+    return header, cells
+
+
+def pairs_title(name: str, entry: DatasetEntry) -> str:
+    which = f"every method against {entry.reference}" if entry.reference else "every pair of methods"
+    return f"{name}: {which}, paired over {entry.n_queries:,} queries, {len(entry.pairs or ())} comparisons"
+
+
+def pairs_markdown(name: str, entry: DatasetEntry) -> str:
+    return f"**{pairs_title(name, entry)}**\n\n{markdown_table(*pair_rows(entry))}\n\n{CORRECTION}\n"
+
+
+def pairs_terminal(name: str, entry: DatasetEntry) -> Group:
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    header, cells = pair_rows(entry)
+    cells = [(row[0].replace(" - ", "\n- "), *(c.replace(" p", "\np", 1) for c in row[1:])) for row in cells]
+    return Group(
+        Text(pairs_title(name, entry), style="bold"),
+        rich_table(header, cells),
+        Padding(Text(CORRECTION), (0, 0, 1, 0)),
+    )
