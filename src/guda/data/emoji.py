@@ -15,20 +15,17 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import subprocess
-import tarfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from guda.data import npm
 from guda.data.folder import check_options
 from guda.data.groups import Groups
 from guda.data.images import ImageData
+from guda.data.npm import CACHE as CACHE
 from guda.errors import GudaError
 from guda.runs import store
 
@@ -46,9 +43,7 @@ SETS = {
 }
 SCOPE = "@iconify-json"
 VARIABLE = "GUDA_EMOJI"  # a folder that holds the packages already, as .tgz files or unpacked
-CACHE = "GUDA_CACHE"  # where downloads and renders are kept; ~/.cache/guda by default
 FINER = 4  # drawn at so many times the size, then averaged, so that touching shapes show no seams
-LARGEST = 1 << 29  # bytes of one file in a package that we are willing to read
 TONE = re.compile(r"-(?:medium-light|medium-dark|light|medium|dark)(-skin-tone)?$")
 
 
@@ -56,7 +51,7 @@ TONE = re.compile(r"-(?:medium-light|medium-dark|light|medium|dark)(-skin-tone)?
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get(CACHE) or Path.home() / ".cache" / "guda").expanduser() / "emoji"
+    return npm.cache_folder("emoji")
 
 
 def _package(name: str, version: str) -> Path:
@@ -71,44 +66,18 @@ def _package(name: str, version: str) -> Path:
         raise GudaError(f"{VARIABLE}={given} has no {file} and no unpacked {name}/; npm pack {SCOPE}/{name}@{version}")
     place = cache_folder() / file
     if not place.is_file():
-        _download(f"{SCOPE}/{name}@{version}", place)
+        npm.fetch(f"{SCOPE}/{name}@{version}", place, VARIABLE, "the emoji come")
     return place
-
-
-def _download(what: str, place: Path) -> None:
-    hint = f"on a machine with npm run `npm pack {what}`, and set {VARIABLE} to the folder with the .tgz files"
-    npm = shutil.which("npm")
-    if npm is None:
-        raise GudaError(f"the emoji come from npm packages and npm is not installed; install it, or {hint}")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=place.parent, prefix=store.TEMPORARY) as name:
-        folder = Path(name)
-        command = [npm, "pack", what, "--pack-destination", str(folder), "--loglevel", "error"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        if done.returncode or not (folder / place.name).is_file():
-            reason = (done.stderr.strip().splitlines() or ["no file came"])[0]
-            raise GudaError(f"cannot download {what} ({reason}); {hint}")
-        os.replace(folder / place.name, place)
 
 
 def _read(package: Path, *names: str) -> list[dict[str, Any]]:
     """JSON files of a package; nothing is unpacked to disk."""
-    found = []
     try:
-        if package.is_dir():
-            found = [json.loads((package / name).read_bytes()) for name in names]
-        else:
-            with tarfile.open(package, "r:gz") as tar:
-                for name in names:
-                    member = tar.getmember(f"package/{name}")
-                    file = tar.extractfile(member) if member.isfile() and member.size <= LARGEST else None
-                    if file is None:
-                        raise KeyError(f"{name} is no ordinary file")
-                    found.append(json.loads(file.read()))
-    except (OSError, EOFError, KeyError, ValueError, tarfile.TarError, zlib.error) as e:
+        found = [json.loads(content) for content in npm.read(package, names, SCOPE)]
+        if not all(isinstance(value, dict) for value in found):
+            raise ValueError("a file is no JSON object")
+    except ValueError as e:
         raise GudaError(f"{package} is not a whole {SCOPE} package ({e}); delete it and fetch it again") from None
-    if not all(isinstance(value, dict) for value in found):
-        raise GudaError(f"{package} is not a whole {SCOPE} package; delete it and fetch it again")
     return found
 
 

@@ -55,23 +55,18 @@ def asked_groups(run: Run) -> tuple[str, ...]:
     return tuple(name for k, name in enumerate(groups.names) if k in numbers)
 
 
-def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
-    """A network to train, of the recipe's architecture, for images of `shape` (C, H, W)."""
-    from guda.diffusion.loading import make_scheduler
-
+def network(config: ModelConfig, shape: tuple[int, int, int]) -> tuple[Any, Any]:
+    """The module of the recipe's architecture for images of `shape` (C, H, W), and what is frozen beside it."""
     channels, height, width = shape
-    if config.scheduler is None:
-        raise GudaError("model.scheduler is needed to train a model, e.g. squaredcos_cap_v2:1000")
     if height != width:
         raise GudaError(f"images are {width}x{height}; training needs square images: give --size N")
-    frozen = None
     options = {"sample_size": height, "in_channels": channels, "out_channels": channels} | config.options
     try:
         if config.net == "mlp":
             from guda.diffusion.nets import ResidualMLP
 
-            module = ResidualMLP(**options)
-        elif config.net == "unet2d-condition":
+            return ResidualMLP(**options), None
+        if config.net == "unet2d-condition":
             from diffusers import UNet2DConditionModel
 
             from guda.diffusion.frozen_words import Words, text_width
@@ -79,13 +74,21 @@ def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
             frozen = Words(config.text or "minilm", config.text_length, shape, config.patch)
             inside = {"sample_size": frozen.shape[1], "in_channels": frozen.shape[0], "out_channels": frozen.shape[0]}
             told = {"cross_attention_dim": text_width(frozen.encoder)}
-            module = UNet2DConditionModel(**(inside | told | config.options))
-        else:
-            from diffusers import UNet2DModel
+            return UNet2DConditionModel(**(inside | told | config.options)), frozen
+        from diffusers import UNet2DModel
 
-            module = UNet2DModel(**options)
+        return UNet2DModel(**options), None
     except (TypeError, ValueError, RuntimeError) as e:
         raise GudaError(f"model.options do not make a {config.net} network: {str(e).splitlines()[0]}") from None
+
+
+def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
+    """A network to train, of the recipe's architecture, for images of `shape` (C, H, W)."""
+    from guda.diffusion.loading import make_scheduler
+
+    if config.scheduler is None:
+        raise GudaError("model.scheduler is needed to train a model, e.g. squaredcos_cap_v2:1000")
+    module, frozen = network(config, shape)
     denoiser = Denoiser.from_module(module, make_scheduler(config.scheduler), frozen=frozen)
     if denoiser.shape != (tuple(shape) if frozen is None else frozen.shape):
         raise GudaError(f"model.options make a network for {denoiser.shape}, the images are {tuple(shape)}")

@@ -42,6 +42,9 @@ class DataConfig(Config):
     )
     groups: tuple[str, ...] | None = Field(None, min_length=2, description="Keep these groups only; default: all.")
     mode: Literal["L", "RGB"] | None = Field(None, description="Force grey or colour; default: what the images are.")
+    split: Literal["train", "test"] | None = Field(
+        None, description="The part of a published data set, where it has parts (cifar10); default: train."
+    )
     limit_per_group: int | None = Field(None, gt=0, description="Keep at most this many images of each group.")
     limit_contents: int | None = Field(
         None, gt=0, description="Keep the images of so many contents (objects) only, the same in every group."

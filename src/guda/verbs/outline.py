@@ -6,16 +6,20 @@ data set. Times do not: for those make the run where it is to be done, and ask `
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from guda.baselines.features import feature_settings
+from guda.baselines.presets import LINEAR, GradientConfig
 from guda.counterfactuals.packing import bank_fraction, full_bytes
 from guda.counterfactuals.unlearn import OPERATORS
 from guda.data.groups import choices
+from guda.diffusion.loading import make_scheduler
+from guda.diffusion.models import network
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
 from guda.methods.base import known_methods
-from guda.runs.recipe import Recipe, parse_config
+from guda.runs.recipe import DataConfig, Recipe, parse_config
 from guda.scoring.plan import make_plan, prior_density
 from guda.verbs.plan import BYTES_PER_TERM, Budget
 
@@ -23,12 +27,53 @@ STORES = ("fp32", "bf16", "lowrank:16", "lora:16", "lora:4", "lora:4:bf16")
 STARTS = ("runwayml/stable-diffusion-v1-5",)
 
 
-def _network(recipe: Recipe) -> tuple[Any, Schedule]:
+@dataclass(frozen=True)
+class Contents:
+    """What is known of a data set without reading it."""
+
+    groups: int
+    per_group: int  # images
+    shape: tuple[int, int, int]
+    objects: int | None = None  # things that every group shows, where prompts name them
+
+    def cut(self, config: DataConfig) -> Contents:
+        """What the recipe keeps of it."""
+        groups = self.groups if config.groups is None else len(config.groups)
+        objects, images = self.objects, self.per_group
+        if objects is not None and config.limit_contents is not None:
+            images, objects = images // objects * config.limit_contents, config.limit_contents
+        images = min(images, config.limit_per_group or images)
+        side = config.size or self.shape[1]
+        return Contents(groups, images, (self.shape[0], side, side), objects)
+
+
+def _contents(recipe: Recipe) -> Contents:
+    from guda.data import cifar10, fashion, unlearncanvas
+
+    test = recipe.data.split == "test"
+    known = {
+        "cifar10": Contents(len(cifar10.NAMES), 1000 if test else 5000, (3, 32, 32)),
+        "digits": Contents(10, 180, (1, 8, 8)),  # 1,797 in all
+        "fashion-mnist": Contents(len(fashion.NAMES), 6000, (1, 28, 28)),
+        "unlearncanvas": Contents(len(unlearncanvas.STYLES), 400, (3, 512, 512), len(unlearncanvas.OBJECTS)),
+    }
+    name = recipe.data.source.partition(":")[0]
+    if name not in known:
+        raise GudaError(f"the size of data source {recipe.data.source!r} is not known here; make the run, then plan it")
+    return known[name].cut(recipe.data)
+
+
+def _network(recipe: Recipe, shape: tuple[int, int, int]) -> tuple[Any, Schedule]:
     """The network without weights, and its noise schedule."""
     import torch
     from diffusers import DDPMScheduler, UNet2DConditionModel
 
-    if (path := recipe.model.start or recipe.model.path) not in STARTS:
+    path = recipe.model.start or recipe.model.path
+    if path is None and recipe.model.scheduler is not None:
+        with torch.device("meta"):
+            module, _ = network(recipe.model, shape)
+        return module, Schedule.from_scheduler(make_scheduler(recipe.model.scheduler))
+    if path not in STARTS:
         raise GudaError(
             f"the architecture of {path or 'the model'} is not known without its files; make the run, then "
             f"guda plan RUN (known: {choices(STARTS)})"
@@ -39,26 +84,55 @@ def _network(recipe: Recipe) -> tuple[Any, Schedule]:
     return module, Schedule.from_scheduler(betas)
 
 
-def _contents(recipe: Recipe) -> tuple[int, int]:
-    """(groups, objects) of the data set."""
-    from guda.data.unlearncanvas import OBJECTS, STYLES
+class Gradients:
+    """Features and residuals of the gradient methods: what two of them share is counted in the row that comes first."""
 
-    if recipe.data.source != "unlearncanvas":
-        raise GudaError(f"the size of data source {recipe.data.source!r} is not known here; make the run, then plan it")
-    return len(STYLES), len(OBJECTS)
+    def __init__(self, images: int) -> None:
+        self.images, self.made = images, set[str]()
+
+    def _new(self, *key: Any) -> bool:
+        new = repr(key) not in self.made
+        self.made.add(repr(key))
+        return new
+
+    def fit(self, config: GradientConfig) -> tuple[float, int]:
+        """(evaluations, bytes); the Gram matrix is kept at 8 bytes a number, features at 4."""
+        evals, disk, n, dim = 0.0, 0, self.images, config.dim
+        for model in config.models:
+            for seed in config.seeds:
+                if self._new("features", feature_settings(config), model, seed):
+                    evals += 3.0 * config.timesteps * n
+                    disk += 4 * n * dim + (8 * min(n, dim) ** 2 if config.kernel == "ridge" else 0)
+                if config.residual != "none" and self._new("residuals", config.residual_timesteps, model, seed):
+                    evals += config.residual_timesteps * n
+                    disk += 4 * n * config.residual_timesteps
+                if config.aggregate not in LINEAR or config.square:
+                    disk += 4 * n * dim  # vectors of single images
+        return evals, disk
+
+    def score(self, config: GradientConfig, queries: int) -> tuple[float, int]:
+        output = config.query_output or config.output
+        settings = feature_settings(config) | {"output": output}
+        new = sum(self._new("queries", settings, m, s) for m in config.models for s in config.seeds)
+        return 3.0 * config.timesteps * queries * new, 4 * config.dim * queries * new
 
 
 def outline(recipe: Recipe, n_queries: int | None = None) -> dict[str, Any]:
     """Like `plan`, without times: rows of `Budget`, and the bank of one operator in every form it can be kept in."""
-    module, schedule = _network(recipe)
-    styles, objects = _contents(recipe)
-    groups = len(recipe.scoring.groups or range(styles))
-    n = n_queries or groups * (recipe.queries.objects or objects)
+    data = _contents(recipe)
+    module, schedule = _network(recipe, data.shape)
+    groups = len(recipe.scoring.groups or range(data.groups))
+    prompted = recipe.prompts is not None and data.objects is not None
+    n = n_queries or (groups * (recipe.queries.objects or data.objects or 1) if prompted else recipe.queries.n)
     timesteps = make_plan(schedule, recipe.scoring, prior_density(schedule))
     draws = timesteps.evals_per_round * recipe.scoring.rounds
     whole, training = full_bytes(module), recipe.training
     trained = 0 if training is None else 3 * training.steps * training.batch
     rows = [Budget("train the full model", trained, None, whole)]
+    if not prompted:
+        steps = recipe.queries.steps or schedule.T
+        rows.append(Budget(f"draw {n} queries", float(n * steps), None, n * data.shape[0] * data.shape[1] ** 2))
+    gradients, silent = Gradients(data.groups * data.per_group), list[str]()
 
     def score(name: str, networks: int) -> Budget:
         terms = timesteps.n_strata * recipe.scoring.rounds
@@ -74,15 +148,26 @@ def outline(recipe: Recipe, n_queries: int | None = None) -> dict[str, Any]:
             seeds, full = len(config.seeds), config.own_full
             models = seeds * (groups + full)
             rows.append(Budget("fit logo", float(trained * models), None, whole * models))
-            rows.append(score("logo", seeds * (groups + full)))
+            rows.append(score("logo", seeds * (groups + full) + (not full)))
         elif name in OPERATORS:
+            if OPERATORS[name].needs_conditional:
+                rows.append(Budget(f"train the conditional model of {name}", trained, None, whole))
             kept = round(whole * groups * bank_fraction(module, config.store))
             rows.append(Budget(f"fit {name}", float(groups * OPERATORS[name].fit_evals(config)), None, kept))
             rows.append(score(name, 1 + groups))
+        elif name == "posterior":
+            rows.append(score(name, 2))  # the full model, and once more with the change for every group
+        elif isinstance(config, GradientConfig) and not hasattr(config, "damping"):  # K-FAC's curvature is not known
+            evals, disk = gradients.fit(config)
+            rows.append(Budget(f"fit {name}", evals, None, disk))
+            rows.append(Budget(f"score {n} queries by {name}", *_split(gradients.score(config, n))))
+        else:
+            silent.append(name)
+    note = "From the recipe alone; for times make the run on the machine it is for, then: guda plan RUN."
     return {
         "recipe": recipe.name,
         "groups": groups,
-        "of": styles,
+        "of": data.groups,
         "queries": n,
         "parameters": sum(p.numel() for p in module.parameters()),
         "t_max": schedule.t_max,
@@ -90,5 +175,9 @@ def outline(recipe: Recipe, n_queries: int | None = None) -> dict[str, Any]:
         "rows": [asdict(r) for r in rows],
         "bank": {"full copies": whole * groups}
         | {store: round(whole * groups * bank_fraction(module, store)) for store in STORES},
-        "note": "From the recipe alone; for times make the run on the machine it is for, then: guda plan RUN.",
+        "note": note + (f" Not counted: {', '.join(silent)}." if silent else ""),
     }
+
+
+def _split(value: tuple[float, int]) -> tuple[float, None, int]:
+    return value[0], None, value[1]

