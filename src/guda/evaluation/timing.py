@@ -35,11 +35,13 @@ class Timing(Config):
     method: str
     n_groups: int = Field(ge=1)
     n_queries: int = Field(ge=1, description="queries that were scored")
-    fit_seconds: NonNegativeFloat | None = Field(None, description="of all groups, summed over workers")
-    query_seconds: NonNegativeFloat | None = Field(None, description="of one query")
-    query_stderr: NonNegativeFloat | None = Field(None, description="of query_seconds, from the spread over tasks")
-    fit_evals: NonNegativeFloat | None = Field(None, description="evaluation units of all groups")
-    query_evals: NonNegativeFloat | None = Field(None, description="evaluation units of one query")
+    fit_seconds: NonNegativeFloat | None = Field(default=None, description="of all groups, summed over workers")
+    query_seconds: NonNegativeFloat | None = Field(default=None, description="of one query")
+    query_stderr: NonNegativeFloat | None = Field(
+        default=None, description="of query_seconds, from the spread over tasks"
+    )
+    fit_evals: NonNegativeFloat | None = Field(default=None, description="evaluation units of all groups")
+    query_evals: NonNegativeFloat | None = Field(default=None, description="evaluation units of one query")
 
     def total(self, queries: float) -> float | None:
         """T_fit + Q t_query, seconds."""
@@ -91,12 +93,14 @@ def measure(run: Run, method: Method, queries: str) -> Timing:
         seeds = len(method.config.seeds)
         shared, each = method.networks()
         evals *= (1 + groups) / (shared + each * groups)
+    query: float | None = None
+    stderr: float | None = None
     counted = [(s, e) for s, e in scored if e is not None]
     if isinstance(method, ElboMethod) and counted and len(counted) == len(scored):
         slope, error = rate(counted)
         query, stderr = slope * evals, None if error is None else error * evals
-    else:
-        query, stderr = (sum(s for s, _ in scored) / n / seeds if scored else None), None
+    elif scored:
+        query = sum(s for s, _ in scored) / n / seeds
     return Timing(
         method=method.method_id, n_groups=groups, n_queries=n,
         fit_seconds=sum(s for s, _ in fit) / seeds if fit else None,
@@ -112,7 +116,7 @@ def timings(run: Run, queries: str, methods: Iterable[str]) -> list[Timing]:
 
 
 def published_timings(table: PublishedTable) -> list[Timing]:
-    """The paper's lines; t_query = its scoring time over its queries. An upper bound ("<0:01") counts as that minute."""
+    """The paper's lines; t_query = its scoring time over its queries. An upper bound ("<0:01") is that minute."""
     n = table.data.queries
     return [
         Timing(
