@@ -55,7 +55,7 @@ def execute(root: str, task: Task, alone: bool = True) -> float:
             Path(heartbeat).unlink(missing_ok=True)
     seconds = time.monotonic() - started + earlier
     if alone:
-        run.record_time(task.stage, task.name, seconds)
+        run.record_time(task.stage, task.name, seconds, task.cost)
     return seconds
 
 

@@ -11,7 +11,8 @@
     RUN/scores/<set>/   one parquet per method
     RUN/tune/, RUN/ablations/  what `guda tune` tried and chose; tables of `guda ablate`
     RUN/health/         what each method's counterfactuals do to training images: leakage and drift
-    RUN/timings/        wall times, apart from files that must be identical
+    RUN/timings/        wall times and network evaluations, apart from files that must be identical
+    RUN/figures/        plots and pictures, and what they are drawn from
     RUN/evaluation.json, RUN/report.html
 
 Opening a run with other inputs than it was made from is an error that prints both values.
@@ -153,15 +154,21 @@ class Run:
     def has(self, relative: str) -> bool:
         return (self.root / relative).exists()
 
-    def record_time(self, stage: str, name: str, seconds: float) -> None:
+    def record_time(self, stage: str, name: str, seconds: float, evals: float | None = None) -> None:
         # group names may be long, or differ only in characters no file name takes
         file = f"{name.replace('/', '_')[:60]}-{digest(name, 8)}.json"
-        write_json(self.path("timings", stage, file), {"name": name, "seconds": seconds})
+        counted = {} if evals is None else {"evals": evals}
+        write_json(self.path("timings", stage, file), {"name": name, "seconds": seconds, **counted})
+
+    def timings(self, stage: str) -> list[tuple[float, float | None]]:
+        """(worker seconds, network evaluations) of every task of a stage; None: not counted, as in older runs."""
+        found = [read_json(f) for f in sorted(self.path("timings", stage).glob("[!.]*.json"))]
+        return [(f["seconds"], f.get("evals")) for f in found]
 
     def seconds(self, stage: str) -> float | None:
         """Total worker time of a stage; None where nothing was recorded."""
-        files = sorted(self.path("timings", stage).glob("[!.]*.json"))
-        return sum(read_json(f)["seconds"] for f in files) if files else None
+        found = self.timings(stage)
+        return sum(seconds for seconds, _ in found) if found else None
 
     def finish(self, what: str, outputs: list[str]) -> None:
         """Note that `what` is complete, with the files it ended in and the recipe it was made from."""

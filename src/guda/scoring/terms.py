@@ -179,7 +179,7 @@ def score_tasks(run: Run, queries: Queries, models: Sequence[ModelRef], stage: s
                     },
                     makes=tuple(part for m in missing for part in wanted[m]),
                     needs=tuple(sorted({p for m in missing for p in m.needs(run)})),
-                    cost=float(len(missing) * size * plan.evals_per_round * config.rounds),
+                    cost=float(len(families(missing)) * size * plan.evals_per_round * config.rounds),
                 )
             )
     return tasks

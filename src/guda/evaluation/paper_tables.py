@@ -1,0 +1,276 @@
+"""The paper's tables from what was measured here, with the published rows beside them in sections of their own.
+
+Every table of figures opens with the ceiling (one LOGO retraining) and ends with random rankings; ours have 95 %
+intervals, the published have none. What stands beside is of other data unless `same_data` says otherwise, and its
+section says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from guda.evaluation.ceiling import CEILING
+from guda.evaluation.metrics import LABELS, SIX, random_baseline
+from guda.evaluation.paper_table import Cell, Column, Number, PaperTable, Row, count, figure, number, seconds
+from guda.evaluation.published import CORRELATIONS, TIMES, PublishedTable, published
+from guda.evaluation.results import Cost, DatasetEntry, Figure, MethodEntry
+from guda.evaluation.sweep import SweepFile
+from guda.evaluation.tables import footer
+from guda.evaluation.timing import Timing
+
+CEILING_NAME = "LOGO, one retraining (ceiling)"
+NAMES = {"pearson": "Pearson"} | LABELS
+COST = (
+    Column("preprocessing", unit="s"), Column("query", unit="s"), Column("total", unit="s"),
+    Column("fit evals / group"), Column("evals / query"),
+)  # fmt: skip
+SWEPT = (
+    Column("Top-1 / ceiling", interval=True), Column("fit evals / group"), Column("LOGO / fit evals"),
+    Column("fit time", unit="s"),
+)  # fmt: skip
+ALIKE = {"retrack.steps": "retrack.epochs"}  # our axis -> the published one of the same meaning
+
+
+def _metric_columns(metrics: Iterable[str]) -> tuple[Column, ...]:
+    return tuple(Column(NAMES[m], interval=True) for m in metrics)
+
+
+def _here(name: str, entry: DatasetEntry) -> str:
+    groups = f"{entry.n_groups} groups, " if entry.n_groups else ""
+    seeds = f"{len(entry.seeds)} LOGO seed{'' if len(entry.seeds) == 1 else 's'}"
+    return f"measured here: {name}, {groups}{entry.n_queries:,} queries, {seeds}, 95 % intervals"
+
+
+def there(table: PublishedTable, same_data: bool, what: str = "") -> str:
+    other = "same data, other models" if same_data else "another data set"
+    size = f"{table.data.groups} groups, {table.data.queries:,} queries"
+    return f"{what}{table.where} ({other}: {size}; no intervals published)"
+
+
+def _sentence(*parts: str | None) -> str:
+    return " ".join(p.strip() for p in parts if p and p.strip())
+
+
+def tables_of(keys: Sequence[str]) -> list[PublishedTable]:
+    return [published().table(key) for key in keys]
+
+
+# ---- rows ---------------------------------------------------------------------------------------------------------
+
+
+def _ours(entry: DatasetEntry, metrics: Sequence[str]) -> list[tuple[str, Cost, tuple[Cell, ...]]]:
+    """(name, cost, metric cells): the ceiling, every method, random rankings."""
+    found: list[tuple[str, Cost, tuple[Cell, ...]]] = []
+    logo = entry.methods.get(CEILING, MethodEntry(metrics={}))
+    # the oracle may have several seeds; a comparison of costs has one
+    cost = Cost(
+        fit_evals=logo.fit_evals, fit_seconds=_share(logo.fit_seconds, entry),
+        score_evals=_share(logo.score_evals, entry), score_seconds=_share(logo.score_seconds, entry),
+    )  # fmt: skip
+    found.append((CEILING_NAME, cost, tuple(figure((entry.ceiling or {}).get(m)) for m in metrics)))
+    for name, method in entry.methods.items():
+        if name != CEILING:
+            found.append((name, method, tuple(figure(method.metrics.get(m)) for m in metrics)))
+    found.append(("random ranking", Cost(), _random(entry, metrics)))
+    return found
+
+
+def _share(value: float | None, entry: DatasetEntry) -> float | None:
+    return None if value is None else value / max(1, len(entry.seeds))
+
+
+def _random(entry: DatasetEntry, metrics: Sequence[str]) -> tuple[Cell, ...]:
+    expected = entry.random or (random_baseline(entry.n_groups) if entry.n_groups else {})
+    return tuple(number(expected.get(m)) for m in metrics)
+
+
+def _paper_name(name: str) -> str:
+    """ "Ours" is theirs here; numbers as we write them."""
+    try:
+        return f"{float(name):g}"
+    except ValueError:
+        return name.replace(" (Ours)", "")
+
+
+def _theirs(table: PublishedTable, section: str, after: int, signed: bool = False) -> list[Row]:
+    """Published metrics, three digits; `after` empty cells follow."""
+    rows = []
+    for row in table.rows.values():
+        cells = (number(row.metrics.get(m), 3, signed) for m in table.metrics)
+        rows.append(Row((_paper_name(row.name), *cells, *(None,) * after), section, row.main))
+    return rows
+
+
+# ---- main results and anchors -------------------------------------------------------------------------------------
+
+
+def main_table(
+    name: str,
+    entry: DatasetEntry,
+    timings: Sequence[Timing] = (),
+    beside: Sequence[str] = ("main.cifar10",),
+    same_data: bool = False,
+    key: str = "main",
+) -> PaperTable:
+    """Every method's six figures and its cost. `timings`: cost lines, which charge shared work (timing.py); without
+    them the entry's recorded times stand. The metrics are those of the first published table `beside`."""
+    tables = tables_of(beside)
+    metrics = tables[0].metrics if tables else SIX
+    lines, n = {t.method: t for t in timings}, entry.n_queries
+    rows = []
+    for label, cost, cells in _ours(entry, metrics):
+        line = lines.get(CEILING if label == CEILING_NAME else label)
+        fit, query = cost.fit_seconds, cost.score_seconds
+        if line is not None:
+            fit, query = line.fit_seconds, None if line.query_seconds is None else n * line.query_seconds
+        times = (fit, query, None if fit is None or query is None else fit + query)
+        costs = (*map(seconds, times), count(cost.fit_evals), count(cost.score_evals))
+        rows.append(Row((label, *cells, *costs), _here(name, entry)))
+    for table in tables:
+        for row in table.rows.values():
+            cells = tuple(number(row.metrics.get(m), 3) for m in table.metrics)
+            times_ = tuple(_duration(row.times[t].text, row.times[t].seconds) if row.times else None for t in TIMES)
+            rows.append(Row((_paper_name(row.name), *cells, *times_, None, None), there(table, same_data), row.main))
+    return PaperTable(
+        key, f"{name}: agreement with LOGO ({_estimand(entry)}) and cost",
+        (Column("method"), *_metric_columns(metrics), *COST), tuple(rows),
+        _sentence(footer(entry), "Times here are sums over workers; LOGO's are of one seed."),
+    )  # fmt: skip
+
+
+def _duration(text: str, value: float) -> Cell:
+    return Number(value, f"{text.replace('<', '< ')} h")
+
+
+def _estimand(entry: DatasetEntry) -> str:
+    return f"{entry.estimand or 'estimand not recorded'}; {entry.unit}, {entry.sign}"
+
+
+def anchors_table(name: str, entry: DatasetEntry, same_data: bool = False) -> PaperTable:
+    """Anchor strategies among the entry's methods; published: UnlearnCanvas."""
+    kept = {m: e for m, e in entry.methods.items() if m == CEILING or m.startswith("anchors-")}
+    table = main_table(
+        name, entry.model_copy(update={"methods": kept}), beside=("anchors",), same_data=same_data, key="anchors"
+    )
+    return PaperTable(table.key, table.title.replace(" and cost", ": anchor strategies"), table.columns, table.rows,
+                      table.note)  # fmt: skip
+
+
+# ---- sweeps -------------------------------------------------------------------------------------------------------
+
+
+def sweep_tables(name: str, sweep: SweepFile, same_data: bool = False) -> list[PaperTable]:
+    """One table per axis: epochs, lambda, K, lr, DAS's ridge and aggregation, TRAK's ridge, or anything else swept."""
+    found = []
+    for axis in dict.fromkeys(row.axis for row in sweep.rows):
+        key = f"{sweep.method}.{axis}"
+        table = published().tables.get(ALIKE.get(key, key))
+        metrics = table.metrics if table else SIX
+        here = _here(name, sweep.oracle)
+        logo = sweep.oracle.methods.get(CEILING, Cost())
+        rows = [Row((CEILING_NAME, *(figure((sweep.oracle.ceiling or {}).get(m)) for m in metrics), None,
+                     count(logo.fit_evals), None, seconds(_share(logo.fit_seconds, sweep.oracle))), here)]  # fmt: skip
+        for row in (r for r in sweep.rows if r.axis == axis):
+            after = (
+                figure((row.ratio_to_ceiling or {}).get("top1")), count(row.fit_evals),
+                number(row.evals_ratio_vs_logo, 1), seconds(row.fit_seconds),
+            )  # fmt: skip
+            cells: tuple[Cell, ...] = tuple(figure(row.metrics.get(m)) for m in metrics)
+            if row.failed:
+                cells = (f"failed: {row.failed}", *(None for _ in metrics[1:]))
+            rows.append(Row((row.label + (" (recipe)" if row.own else ""), *cells, *after), here, row.own))
+        rows.append(Row(("random ranking", *_random(sweep.oracle, metrics), *(None for _ in SWEPT)), here))
+        if table:
+            kept = ", ".join(f"{k} = {v:g}" if isinstance(v, float) else f"{k} = {v}" for k, v in table.fixed.items())
+            section = f"{there(table, same_data)}, {table.axis} at {kept}" if kept else there(table, same_data)
+            rows += _theirs(table, section, len(SWEPT))
+        found.append(
+            PaperTable(
+                f"{sweep.name}-{axis}" if sweep.name != axis else axis,
+                f"{name}: {sweep.method}, {table.title[0].lower() + table.title[1:] if table else axis} ({axis})",
+                (Column(axis), *_metric_columns(metrics), *SWEPT), tuple(rows),
+                _sentence(sweep.about, footer(sweep.oracle), sweep.note, table.note if table else None),
+            )
+        )  # fmt: skip
+    return found
+
+
+# ---- the likelihood oracle ----------------------------------------------------------------------------------------
+
+
+def correlation_table(
+    name: str,
+    values: Mapping[str, Figure | float],
+    n_queries: int,
+    n_groups: int,
+    note: str = "",
+    same_data: bool = False,
+) -> PaperTable:
+    """How delta ELBO tracks delta log p: pearson, spearman, top1, ndcg3_linear, with intervals where given."""
+    table = published().table("likelihood.correlation")
+    cells = tuple(_plain(values.get(m)) for m in CORRELATIONS)
+    here = f"measured here: {name}, {n_groups} groups, {n_queries:,} queries"
+    row = Row(("delta ELBO and delta log p, LOGO", *cells), here)
+    rows = [row, *_theirs(table, there(table, same_data), 0)]
+    title = f"{name}: how delta ELBO tracks delta log p (nats, positive = the group mattered)"
+    columns = (Column("scores"), *_metric_columns(CORRELATIONS))
+    return PaperTable("elbo-likelihood", title, columns, tuple(rows), _sentence(note, table.note))
+
+
+def _plain(value: Figure | float | None, signed: bool = False) -> Cell:
+    return figure(value, signed) if isinstance(value, Figure) else number(value, 3, signed)
+
+
+def oracles_table(name: str, elbo: DatasetEntry, likelihood: DatasetEntry, same_data: bool = False) -> PaperTable:
+    """Every method held against both oracles, the ELBO's and the likelihood's."""
+    rows = []
+    for (
+        what,
+        entry,
+    ) in (("(a) ELBO oracle, ", elbo), ("(b) likelihood oracle, ", likelihood)):
+        rows += [Row((label, *cells), what + _here(name, entry)) for label, _, cells in _ours(entry, SIX)]
+    for what, key in (("(a) ELBO oracle, ", "oracle.elbo"), ("(b) likelihood oracle, ", "oracle.likelihood")):
+        table = published().table(key)
+        rows += _theirs(table, there(table, same_data, what), 0)
+    note = _sentence("ELBO oracle:", footer(elbo), "Likelihood oracle:", footer(likelihood))
+    columns = (Column("method"), *_metric_columns(SIX))
+    return PaperTable(
+        "oracles", f"{name}: methods under the ELBO and the likelihood oracle", columns, tuple(rows), note
+    )
+
+
+# ---- noisy partition ----------------------------------------------------------------------------------------------
+
+
+def noisy_table(
+    name: str,
+    clean: DatasetEntry,
+    noisy: DatasetEntry,
+    changes: Mapping[str, Mapping[str, Figure]] | None = None,
+    fraction: float = 0.05,
+    same_data: bool = False,
+) -> PaperTable:
+    """Figures under a noisy partition and the change from the clean one. `changes`: method -> metric -> noisy less
+    clean with its interval; without it the difference of the means, without one."""
+    share = f"{100 * fraction:g} % of every group moved"
+    rows = [Row((n, *cells), f"(a) {share}, {_here(name, noisy)}") for n, _, cells in _ours(noisy, SIX)]
+    section = f"(b) noisy less clean, measured here: {name}"
+    pairs = [(CEILING_NAME, CEILING, clean.ceiling or {}, noisy.ceiling or {})]
+    pairs += [(m, m, clean.methods[m].metrics, e.metrics) for m, e in noisy.methods.items()
+              if m != CEILING and m in clean.methods]  # fmt: skip
+    for label, method, before, after in pairs:
+        cells: list[Cell] = []
+        for m in SIX:
+            given = ((changes or {}).get(method) or {}).get(m)
+            one, two = before.get(m), after.get(m)
+            plain = None if one is None or two is None else two.mean - one.mean
+            cells.append(figure(given, signed=True) if given else number(plain, 2, signed=True))
+        rows.append(Row((label, *cells), section))
+    for what, key in (("(a) ", "noisy.figures"), ("(b) noisy less clean, ", "noisy.change")):
+        table = published().table(key)
+        rows += _theirs(table, there(table, same_data, what), 0, signed=key == "noisy.change")
+    unpaired = None if changes else "Changes here are differences of means; their intervals were not measured."
+    return PaperTable(
+        "noisy", f"{name}: a noisy partition", (Column("method"), *_metric_columns(SIX)), tuple(rows),
+        _sentence(footer(noisy), unpaired),
+    )  # fmt: skip

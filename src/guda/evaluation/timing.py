@@ -1,0 +1,128 @@
+"""What a method costs for Q queries: T_total = T_fit + Q t_query (paper, Preprocessing versus query-time).
+
+T_fit is the recorded worker time of fitting all groups. t_query is the slope of scoring time against scoring work: the
+tasks i of a set took s_i seconds for e_i network evaluations, and with a variance that grows with e_i least squares say
+
+    rate = sum_i s_i / sum_i e_i,   t_query = rate * (evaluations per query),
+    stderr(rate) = sqrt(m / (m-1) sum_i (s_i - rate e_i)^2) / sum_i e_i          (ratio estimator, m tasks)
+
+The evaluations per query are the method's own, so a full model that another method's tasks have evaluated already is
+charged to every method that needs it. Methods without such shared work, and runs that did not count evaluations, have
+t_query = (recorded seconds) / Q. LOGO is charged for ONE retraining per group, whatever the oracle's number of seeds.
+theta_full and a group-conditional twin are nobody's cost; times are sums over workers, without theirs waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field, NonNegativeFloat
+
+from guda.errors import GudaError
+from guda.evaluation.published import PublishedTable
+from guda.runs.recipe import Config
+
+if TYPE_CHECKING:
+    from guda.methods.base import Method
+    from guda.runs.run import Run
+
+
+class Timing(Config):
+    """One method's cost line. Null = not recorded."""
+
+    method: str
+    n_groups: int = Field(ge=1)
+    n_queries: int = Field(ge=1, description="queries that were scored")
+    fit_seconds: NonNegativeFloat | None = Field(default=None, description="of all groups, summed over workers")
+    query_seconds: NonNegativeFloat | None = Field(default=None, description="of one query")
+    query_stderr: NonNegativeFloat | None = Field(
+        default=None, description="of query_seconds, from the spread over tasks"
+    )
+    fit_evals: NonNegativeFloat | None = Field(default=None, description="evaluation units of all groups")
+    query_evals: NonNegativeFloat | None = Field(default=None, description="evaluation units of one query")
+
+    def total(self, queries: float) -> float | None:
+        """T_fit + Q t_query, seconds."""
+        if self.fit_seconds is None or self.query_seconds is None:
+            return None
+        return self.fit_seconds + queries * self.query_seconds
+
+    def total_evals(self, queries: float) -> float | None:
+        if self.fit_evals is None or self.query_evals is None:
+            return None
+        return self.fit_evals + queries * self.query_evals
+
+
+def rate(tasks: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
+    """(seconds per evaluation, its standard error) of tasks (seconds, evaluations); one task has no spread."""
+    seconds, work, m = sum(s for s, _ in tasks), sum(e for _, e in tasks), len(tasks)
+    if m == 0 or work <= 0:
+        raise GudaError("a rate needs at least one task that did some work")
+    slope = seconds / work
+    if m == 1:
+        return slope, None
+    spread = sum((s - slope * e) ** 2 for s, e in tasks)
+    return slope, math.sqrt(m / (m - 1) * spread) / work
+
+
+def crossing(one: Timing, two: Timing) -> float | None:
+    """The number of queries at which both cost the same; None where one is cheaper throughout or a time is missing."""
+    if one.fit_seconds is None or two.fit_seconds is None or one.query_seconds is None or two.query_seconds is None:
+        return None
+    fit, query = one.fit_seconds - two.fit_seconds, two.query_seconds - one.query_seconds
+    if query == 0 or fit / query <= 0:
+        return None
+    return fit / query
+
+
+def measure(run: Run, method: Method, queries: str) -> Timing:
+    """A fitted and scored method's cost, from what its tasks recorded."""
+    from guda.diffusion.models import asked_groups
+    from guda.methods.elbo import ElboMethod
+    from guda.methods.logo import Logo
+    from guda.scoring.terms import load_queries, terms_folder
+
+    n, groups = load_queries(run, queries).n, len(asked_groups(run))
+    fit = [task for stage in method.fit_stages() for task in run.timings(stage)]
+    stages = method.score_stages(queries, terms_folder(run).removeprefix("terms/"))
+    scored = [task for stage in dict.fromkeys(stages) for task in run.timings(stage)]
+    seeds, evals = 1, method.score_evals()
+    if isinstance(method, Logo):
+        seeds = len(method.config.seeds)
+        shared, each = method.networks()
+        evals *= (1 + groups) / (shared + each * groups)
+    query: float | None = None
+    stderr: float | None = None
+    counted = [(s, e) for s, e in scored if e is not None]
+    if isinstance(method, ElboMethod) and counted and len(counted) == len(scored):
+        slope, error = rate(counted)
+        query, stderr = slope * evals, None if error is None else error * evals
+    elif scored:
+        query = sum(s for s, _ in scored) / n / seeds
+    return Timing(
+        method=method.method_id, n_groups=groups, n_queries=n,
+        fit_seconds=sum(s for s, _ in fit) / seeds if fit else None,
+        query_seconds=query, query_stderr=stderr, fit_evals=method.fit_evals() * groups, query_evals=evals,
+    )  # fmt: skip
+
+
+def timings(run: Run, queries: str, methods: Iterable[str]) -> list[Timing]:
+    """By method id, in the given order."""
+    from guda.methods.base import get_method
+
+    return [measure(run, get_method(run, name), queries) for name in methods]
+
+
+def published_timings(table: PublishedTable) -> list[Timing]:
+    """The paper's lines; t_query = its scoring time over its queries. An upper bound ("<0:01") is that minute."""
+    n = table.data.queries
+    return [
+        Timing(
+            method=row.name, n_groups=table.data.groups, n_queries=n, fit_seconds=row.times["preprocessing"].seconds,
+            query_seconds=row.times["query"].seconds / n,
+        )
+        for row in table.rows.values()
+        if row.times
+    ]  # fmt: skip
