@@ -1,0 +1,62 @@
+"""The paper's tables and figures of a finished run: arithmetic on its files, the same bytes every time.
+
+A question that was not asked of the run has no table: no likelihoods, no noisy twin, no sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from guda.evaluation import paper_table
+from guda.evaluation.paper_tables import (
+    anchors_table,
+    correlation_table,
+    main_table,
+    noisy_table,
+    oracles_table,
+    sweep_tables,
+)
+from guda.evaluation.paper_timing import timing_table
+from guda.evaluation.partition import PartitionFile
+from guda.evaluation.results import DatasetEntry, read_entry
+from guda.evaluation.sweep import read_sweep
+from guda.evaluation.timing import timings
+from guda.runs.run import Run
+from guda.runs.store import read_json
+from guda.verbs.queries import choose_queries
+
+if TYPE_CHECKING:
+    from guda.verbs.reproduce import Reproduction
+
+ANCHORS = ("anchors-weighted", "anchors-uniform", "anchors-removed")
+
+
+def write_tables(run: Run, wanted: Reproduction, noisy: Run | None = None) -> list[Path]:
+    """RUN/tables/<table>.{md,csv,tex}."""
+    queries = choose_queries(run)
+    entry, name = read_entry(run.path("scores", queries, "evaluation.json")), run.recipe.name
+    same = wanted.published == run.recipe.data.source
+    beside = (f"main.{wanted.published}",)
+    costs = timings(run, queries, list(entry.methods))
+    tables = [
+        main_table(name, entry, costs, beside, same),
+        timing_table(name, costs, beside=beside, same_data=same),
+    ]
+    if any(m in entry.methods for m in ANCHORS):
+        tables.append(anchors_table(name, entry, same))
+    for path in sorted(run.path("ablations").glob("*.json")):
+        tables += sweep_tables(name, read_sweep(path), same)
+    tables += _likelihood(run, name, entry, queries, same)
+    if noisy is not None and noisy.has("partition.json"):
+        found = PartitionFile.model_validate(read_json(noisy.path("partition.json")))
+        changes = {row.method: row.change for row in found.rows}
+        tables.append(noisy_table(name, found.clean, found.noisy, changes, found.fraction, same))
+    return paper_table.write_tables(run.path("tables"), tables)
+
+
+def _likelihood(
+    run: Run, name: str, entry: DatasetEntry, queries: str, same: bool
+) -> Sequence[paper_table.PaperTable]:
+    return []

@@ -1,0 +1,141 @@
+"""One experiment of the paper, from nothing to its tables and figures: `guda reproduce NAME`.
+
+What an experiment consists of is a file (recipes/reproduce/NAME.yaml): a recipe per scale, the methods beside the
+recipe's own, and which of the paper's questions are asked of it. Every stage is an ordinary verb that resumes and
+redoes nothing, so the whole does; tables and figures are arithmetic on finished runs and come out the same bytes.
+
+    RUN/            the experiment                      RUN/tables/    Markdown, CSV and LaTeX, one each per table
+    RUN-noisy/      the same on a noisy partition       RUN/figures/   SVG, and PNG where there are pictures
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from guda.errors import GudaError
+from guda.evaluation.results import DatasetEntry
+from guda.runs.recipe import Config, LikelihoodConfig, PartitionConfig, Recipe, builtin_recipe, recipes_folder
+from guda.runs.run import Run
+from guda.verbs.ablate import ablate, read_ablation
+from guda.verbs.evaluate import pipeline
+from guda.verbs.likelihood import likelihood
+from guda.verbs.pairs import pairs
+from guda.verbs.partition import partition
+from guda.verbs.project import init
+from guda.verbs.prompts import prompts_build
+from guda.verbs.queries import choose_queries
+from guda.verbs.work import Engine, train
+
+FULL = "full"
+
+
+class Reproduction(Config):
+    """A file of recipes/reproduce/."""
+
+    about: str = Field(description="One sentence.")
+    scales: dict[str, str] = Field(min_length=1, description="Scale: name of its recipe; `full` is the default.")
+    published: Literal["cifar10", "unlearncanvas"] = Field(description="Which of the paper's data sets stands beside it.")
+    before: str | None = Field(None, description="Recipe of the pretrained start, trained first.")
+    methods: dict[str, dict[str, Any]] = Field({}, description="Methods beside the recipe's own, with their settings.")
+    likelihood: LikelihoodConfig | None = Field(None, description="Log-likelihoods as a second oracle.")
+    partition: PartitionConfig | None = Field(None, description="The same experiment on a noisy partition.")
+    pairs: tuple[tuple[str, str], ...] = Field((), description="Pairs of groups to leave out together.")
+    pairs_by: str | None = Field(None, description="The unlearned method that pairs are also asked of.")
+    ablations: tuple[str, ...] = Field((), description="Sweeps, carried out on demand.")
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    run: Run
+    entry: DatasetEntry
+    tables: tuple[Path, ...]
+    figures: tuple[Path, ...]
+
+
+def reproductions() -> list[str]:
+    return sorted(p.stem for p in (recipes_folder() / "reproduce").glob("*.yaml"))
+
+
+def read_reproduction(name: str) -> Reproduction:
+    if name not in reproductions():
+        raise GudaError(f"no experiment {name!r} to reproduce; there are: {', '.join(reproductions())}")
+    path = recipes_folder() / "reproduce" / f"{name}.yaml"
+    try:
+        return Reproduction.model_validate(yaml.safe_load(path.read_text()))
+    except ValidationError as e:
+        first = e.errors()[0]
+        raise GudaError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
+    """The recipe of one scale with all the experiment's methods."""
+    if scale not in wanted.scales:
+        raise GudaError(f"no scale {scale!r}; there are: {', '.join(wanted.scales)}")
+    value = builtin_recipe(wanted.scales[scale]).model_dump(mode="json")
+    value["methods"] = wanted.methods | value["methods"]  # a recipe knows its own best
+    value["methods"] = {m: value["methods"][m] for m in [*builtin_recipe(wanted.scales[scale]).methods, *wanted.methods]}
+    if wanted.likelihood is not None:
+        value["likelihood"] = wanted.likelihood.model_dump(mode="json")
+    return Recipe.from_dict(value, f"the experiment's recipe {wanted.scales[scale]}")
+
+
+def reproduce(
+    name: str,
+    root: Path,
+    engine: Engine,
+    scale: str = FULL,
+    ablations: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Reproduced:
+    """Carry out an experiment, or what is left of it, and write its tables and figures."""
+    wanted = read_reproduction(name)
+    recipe = scaled_recipe(wanted, scale)
+    if wanted.before is not None:
+        say(f"{wanted.before}: the pretrained start")
+        start = train(init(root.parent / wanted.before, builtin_recipe(wanted.before)), engine)
+        recipe = _changed(recipe, "model", start=start)
+    say(f"{recipe.name}: train, retrain, fit, score")
+    run, entry = _carried_out(root, recipe, engine)
+    if wanted.likelihood is not None:
+        say(f"{recipe.name}: log-likelihoods")
+        likelihood(run, engine)
+    if wanted.partition is not None:
+        say(f"{recipe.name}: the same on a noisy partition")
+        noisy = _changed(recipe, "data", partition=wanted.partition.model_dump(mode="json"))
+        other, _ = _carried_out(noisy_root(root), noisy, engine)
+        partition(run, other)
+    if wanted.pairs:
+        say(f"{recipe.name}: pairs of groups")
+        pairs(run, wanted.pairs, wanted.pairs_by, engine)
+    for sweep in wanted.ablations if ablations else ():
+        say(f"{recipe.name}: ablation {sweep}")
+        ablate(run, read_ablation(sweep), engine)
+    from guda.verbs.lab import write_figures, write_tables
+
+    say(f"{recipe.name}: tables and figures")
+    return Reproduced(run, entry, tuple(write_tables(run, wanted.published)), tuple(write_figures(run, engine)))
+
+
+def noisy_root(root: Path) -> Path:
+    return root.with_name(f"{root.name}-noisy")
+
+
+def _changed(recipe: Recipe, section: str, **values: Any) -> Recipe:
+    value = recipe.model_dump(mode="json")
+    value[section] |= values
+    return Recipe.from_dict(value, f"recipe {recipe.name}")
+
+
+def _carried_out(root: Path, recipe: Recipe, engine: Engine) -> tuple[Run, DatasetEntry]:
+    run = init(root, recipe)
+    if recipe.prompts is not None:
+        prompts_build(run)
+    entry = pipeline(run, engine)
+    choose_queries(run)
+    return run, entry
