@@ -70,7 +70,7 @@ class FlowSchedule(Schedule):
         return self.at(np.arange(self.T))[1]
 
     def at(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(1 - s, s), the first not by subtraction: (1 - u)/(1 + (shift - 1) u); the path is given between timesteps."""
+        """(1 - s, s), the first not by subtraction: (1 - u)/(1 + (shift - 1) u); any t."""
         u = np.asarray(t, np.float64) + 1  # times T
         below = self.T + (self.shift - 1) * u
         return (self.T - u) / below, self.shift * u / below

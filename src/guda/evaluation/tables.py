@@ -110,9 +110,9 @@ def terminal(name: str, entry: DatasetEntry, width: int = WIDE) -> Group:
     if width < MIDDLE:
         cells = [(row[0].replace(", one retraining", ""), *(_compact(c) for c in row[1:])) for row in cells]
     n = 1 + len(SIX)
-    parts = [_table(HEADER, cells)] if width >= WIDE else [
-        _table(HEADER[:n], [row[:n] for row in cells]),
-        _table((HEADER[0], *HEADER[n:]), [(row[0], *row[n:]) for row in cells[:-1]]),
+    parts = [simple_table(HEADER, cells)] if width >= WIDE else [
+        simple_table(HEADER[:n], [row[:n] for row in cells]),
+        simple_table((HEADER[0], *HEADER[n:]), [(row[0], *row[n:]) for row in cells[:-1]]),
     ]  # fmt: skip
     return Group(Text(title(name, entry), style="bold"), *parts, Padding(Text(footer(entry)), (0, 0, 1, 0)))
 
@@ -125,7 +125,7 @@ def _compact(cell: str) -> str:
     )
 
 
-def _table(header: tuple[str, ...], cells: list[tuple[str, ...]]) -> Table:
+def simple_table(header: tuple[str, ...], cells: list[tuple[str, ...]]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text

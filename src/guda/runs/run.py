@@ -1,7 +1,7 @@
 """The run folder: the unit of resume, sharing and reporting.
 
     RUN/run.json        what the run is locked to: recipe sections, data and model digests, library versions
-    RUN/recipe.yaml     the whole recipe; sections `methods`, `queries`, `scoring`, `likelihood`, `evaluation` may be edited
+    RUN/recipe.yaml     the whole recipe; all but `data`, `prompts`, `model`, `training` may be edited
     RUN/data/           the training images, decoded once, with their groups
     RUN/models/         full-s<seed>/: models trained here, in the diffusers layout
     RUN/prompts/        text-to-image: the prompts; RUN/cache/: their embeddings, and latents of the images
