@@ -19,6 +19,7 @@ import typer
 from guda import __version__
 from guda.cli import experiments, look
 from guda.cli.bank import app as bank
+from guda.cli.likelihood import likelihood
 from guda.cli.options import Groups, Json, Method, QuerySet, RunFolder, Workers
 from guda.cli.options import make_engine as _engine
 from guda.cli.options import say as _say
@@ -356,6 +357,7 @@ def health(
         console.print(*tables(measured, console.width), sep="\n")
 
 
+app.command()(likelihood)
 for _verb in (look.plan, look.report, look.status, look.methods):
     app.command()(_verb)
 app.add_typer(bank, name="bank")

@@ -63,14 +63,20 @@ class FlowSchedule(Schedule):
 
     @cached_property
     def a(self) -> np.ndarray:
-        """1 - s, not by subtraction: (1 - u)/(1 + (shift - 1) u)."""
-        t = np.arange(1, self.T + 1)
-        return (self.T - t) / (self.T + (self.shift - 1) * t)
+        return self.at(np.arange(self.T))[0]
 
     @cached_property
     def s(self) -> np.ndarray:
-        t = np.arange(1, self.T + 1)
-        return self.shift * t / (self.T + (self.shift - 1) * t)
+        return self.at(np.arange(self.T))[1]
+
+    def at(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(1 - s, s), the first not by subtraction: (1 - u)/(1 + (shift - 1) u); any t."""
+        u = np.asarray(t, np.float64) + 1  # times T
+        below = self.T + (self.shift - 1) * u
+        return (self.T - u) / below, self.shift * u / below
+
+    def time_of(self, log_snr: np.ndarray) -> np.ndarray:
+        return self.T / (1 + self.shift * np.exp(log_snr / 2)) - 1
 
     @cached_property
     def digest(self) -> str:
@@ -78,7 +84,7 @@ class FlowSchedule(Schedule):
 
     def network_time(self, t: torch.Tensor) -> torch.Tensor:
         """s_t T, as diffusers' transformers are told."""
-        return torch.from_numpy(self.s * self.T).to(t.device, torch.float32)[t]
+        return torch.from_numpy(self.at(t.detach().cpu().numpy())[1] * self.T).to(t.device, torch.float32)
 
     def _velocity(self, a: torch.Tensor, s: torch.Tensor) -> tuple[Any, Any]:
         return -1.0, 1.0

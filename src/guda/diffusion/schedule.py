@@ -118,22 +118,32 @@ class Schedule:
     def digest(self) -> str:
         return digest([digest_arrays(self.betas), self.prediction])
 
+    def at(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(a_t, s_t), float64; t may be fractional: between two timesteps log abar is linear in t (SPEC section 9)."""
+        if np.issubdtype(t.dtype, np.integer):
+            return self.a[t], self.s[t]
+        log_abar = np.interp(t, np.arange(self.T), self.log_abar)
+        return np.exp(0.5 * log_abar), np.sqrt(-np.expm1(log_abar))
+
+    def time_of(self, log_snr: np.ndarray) -> np.ndarray:
+        """The fractional t in [0, t_max] at which x_t has this log SNR."""
+        known = np.arange(self.t_max + 1.0)
+        return np.interp(np.logaddexp(0, -log_snr), -self.log_abar[: self.t_max + 1], known)
+
     def coefficients(self, t: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(a_t, s_t) shaped to broadcast over `like`, in its dtype; rounded from float64 once."""
-        index = t.detach().cpu().numpy()
+        """(a_t, s_t) shaped to broadcast over `like`, in its dtype; rounded from float64 once. Floating t are points
+        between timesteps, see `at`."""
+        a, s = self.at(t.detach().cpu().numpy())
         shape = (-1,) + (1,) * (like.ndim - 1)
-        return (
-            torch.from_numpy(self.a[index]).to(like).reshape(shape),
-            torch.from_numpy(self.s[index]).to(like).reshape(shape),
-        )
+        return torch.from_numpy(a).to(like).reshape(shape), torch.from_numpy(s).to(like).reshape(shape)
 
     def add_noise(self, x0: torch.Tensor, eps: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         a, s = self.coefficients(t, x0)
         return a * x0 + s * eps
 
     def network_time(self, t: torch.Tensor) -> torch.Tensor:
-        """What the network is told instead of the index t."""
-        return t
+        """What the network is told instead of the index t; fractional ones in single precision, as networks are."""
+        return t.float() if t.is_floating_point() else t
 
     def _velocity(self, a: torch.Tensor, s: torch.Tensor) -> tuple[Any, Any]:
         """(p, q) of a predicted velocity p x_0 + q eps; a q - s p = 1, so both conversions are free of divisions."""

@@ -46,6 +46,11 @@ def _counts(rng: np.random.Generator, size: int, n: int) -> Iterator[Array]:
         yield np.bincount(drawn.ravel(), minlength=b * size).reshape(b, size).astype(np.float64)
 
 
+def query_counts(queries: int, n: int, seed: int) -> Iterator[Array]:
+    """How often each query is drawn, [n, queries] in blocks of rows: the resamples that every figure meets."""
+    return _counts(np.random.default_rng([seed, 0]), queries, n)
+
+
 def resampled_means(values: ArrayLike, n: int = 2000, seed: int = 0) -> Array:
     """[..., S, Q] -> [n, ...]: means over seeds and queries in n resamples that all leading axes share."""
     v = np.asarray(values, dtype=np.float64)
@@ -59,7 +64,7 @@ def resampled_means(values: ArrayLike, n: int = 2000, seed: int = 0) -> Array:
     if s < RESAMPLE_SEEDS_FROM:
         v, s = v.mean(axis=-2, keepdims=True), 1
     columns = np.ascontiguousarray(v.reshape(-1, q).T)
-    over_queries = np.concatenate([w @ columns / q for w in _counts(np.random.default_rng([seed, 0]), q, n)])
+    over_queries = np.concatenate([w @ columns / q for w in query_counts(q, n, seed)])
     over_queries = over_queries.reshape(n, *lead, s)
     # Its own generator: the query resamples must not depend on whether seeds are resampled too.
     c = np.concatenate(list(_counts(np.random.default_rng([seed, 1]), s, n))) / s

@@ -1,8 +1,8 @@
 """The recipe: everything a run is made from, as one YAML file.
 
 Sections `data`, `prompts`, `model` and `training` are locked once a run exists, as every artifact depends on them;
-`methods`, `queries`, `scoring` and `evaluation` may be edited later: what they make is stored under names derived
-from their values, so nothing stale is ever used. Field descriptions are the documentation.
+`methods`, `queries`, `scoring`, `likelihood` and `evaluation` may be edited later: what they make is stored under names
+derived from their values, so nothing stale is ever used. Field descriptions are the documentation.
 """
 
 from __future__ import annotations
@@ -197,6 +197,24 @@ class ScoringConfig(Config):
     reference: int = Field(20, ge=2, description="Training images of each group that health and drift are measured on.")
 
 
+class LikelihoodConfig(Config):
+    solver: Literal["heun", "rk4", "adaptive"] = Field(
+        "heun", description="heun, rk4: a grid in log SNR that all models share; adaptive: dopri5, picture by picture."
+    )
+    steps: int = Field(100, gt=0, description="Steps of heun (2 evaluations each) or rk4 (4), from t = 0 to t_max.")
+    tolerance: float = Field(1e-5, gt=0, lt=1, description="rtol and atol of the adaptive solver.")
+    probes: Literal["fresh", "fixed"] = Field(
+        "fresh",
+        description="fresh: another Rademacher probe at every evaluation of a grid, which averages its noise; "
+        "fixed: one for the whole path. The adaptive solver needs a smooth path and keeps one.",
+    )
+    seeds: int = Field(
+        2, gt=0, description="Seeds of the probes, 0, 1, ...; log p is the mean, its error their spread."
+    )
+    n: int = Field(100, ge=2, description="Queries: the first n by id; all where there are fewer.")
+    block: int = Field(50, gt=0, description="Queries per task and per network call (short blocks are padded).")
+
+
 class EvaluationConfig(Config):
     against: str = Field("logo", description="The method that is the oracle.")
     reference: str | None = Field(None, description="Every method's paired difference to this one is reported.")
@@ -215,6 +233,7 @@ class Recipe(Config):
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Method id -> its settings.")
     queries: QueriesConfig = Field(QueriesConfig(), description="Pictures `guda sample` draws.")  # type: ignore[call-arg]
     scoring: ScoringConfig = Field(ScoringConfig(), description="How the ELBO is estimated.")  # type: ignore[call-arg]
+    likelihood: LikelihoodConfig = Field(LikelihoodConfig(), description="How log p is computed.")  # type: ignore[call-arg]
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="How methods are compared.")  # type: ignore[call-arg]
 
     @classmethod

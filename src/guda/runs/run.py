@@ -1,13 +1,14 @@
 """The run folder: the unit of resume, sharing and reporting.
 
     RUN/run.json        what the run is locked to: recipe sections, data and model digests, library versions
-    RUN/recipe.yaml     the whole recipe; sections `methods`, `queries`, `scoring`, `evaluation` may be edited
+    RUN/recipe.yaml     the whole recipe; all but `data`, `prompts`, `model`, `training` may be edited
     RUN/data/           the training images, decoded once, with their groups
     RUN/models/         full-s<seed>/: models trained here, in the diffusers layout
     RUN/prompts/        text-to-image: the prompts; RUN/cache/: their embeddings, and latents of the images
     RUN/artifacts/      <method>-<hash of its settings>/: what `fit` made
     RUN/queries/<set>/  the pictures to attribute
     RUN/terms/          squared errors, one immutable part per (plan, shard, model, round)
+    RUN/likelihood/     log p, one immutable part per (solver, shard, model, seed)
     RUN/scores/<set>/   one parquet per method
     RUN/tune/, RUN/ablations/  what `guda tune` tried and chose; tables of `guda ablate`
     RUN/health/         what each method's counterfactuals do to training images: leakage and drift

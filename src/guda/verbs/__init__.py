@@ -4,6 +4,7 @@ from guda.diffusion.queries import query_count
 from guda.verbs.ablate import ablate, read_ablation
 from guda.verbs.evaluate import evaluate, evaluate_bands, pipeline
 from guda.verbs.health import health, health_methods
+from guda.verbs.likelihood import evaluate_likelihood, likelihood, likelihood_path
 from guda.verbs.outline import outline
 from guda.verbs.partition import partition
 from guda.verbs.plan import Budget, plan
@@ -31,12 +32,15 @@ __all__ = [
     "evals_per_picture",
     "evaluate",
     "evaluate_bands",
+    "evaluate_likelihood",
     "fit",
     "fit_tasks",
     "fitted_methods",
     "health",
     "health_methods",
     "init",
+    "likelihood",
+    "likelihood_path",
     "local_engine",
     "outline",
     "parse_space",

@@ -1,0 +1,60 @@
+"""`guda likelihood`: the likelihood oracle, and how well the bound stands in for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from guda.cli.options import Json, Method, QuerySet, RunFolder, Workers, make_engine, say
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from guda.evaluation.likelihood import LikelihoodFile
+
+
+def likelihood(
+    run: RunFolder,
+    method: Method = None,
+    queries: QuerySet = None,
+    n: Annotated[int | None, typer.Option("-n", help="First queries by id; kept in the recipe.", min=2)] = None,
+    solver: Annotated[
+        str | None, typer.Option(help="heun, rk4 (fixed steps) or adaptive (dopri5); kept in the recipe.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of heun and rk4; kept in the recipe.", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds of the probes; kept in the recipe.", min=1)] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Score by log p (probability-flow ODE), hold the ELBO against it, evaluate every method under both."""
+    from guda import verbs
+    from guda.runs.run import Run
+
+    folder = Run.open(run)
+    name = verbs.choose_queries(folder, queries)
+    engine = make_engine(workers, as_json)
+    found = verbs.likelihood(folder, name, engine, method, n=n, solver=solver, steps=steps, seeds=seeds)
+    path = verbs.likelihood_path(folder, name, "evaluation.json")
+    if as_json:
+        return say({"path": str(path)} | found.model_dump(mode="json"), "", True)
+    _show(found, path)
+
+
+def _show(found: LikelihoodFile, path: Path) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from guda.evaluation.likelihood import COLUMNS, ORACLES, correlation_rows, title
+    from guda.evaluation.tables import rich_table, terminal
+
+    console = Console()
+    cells = [tuple(c.replace(" [", "\n[") for c in row) for row in correlation_rows(found)]
+    console.print(Text(title(found), style="bold"))
+    console.print(rich_table(("counterfactuals", *COLUMNS.values()), cells))
+    console.print(Text(found.note), end="\n\n")
+    for kind, entry in found.oracles.items():
+        console.print(terminal(ORACLES[kind], entry, console.width))
+    if not found.oracles:
+        print("Not compared with LOGO: it is not scored, or its log p was not asked for.")
+    print(f"Tables: {path}, {path.with_suffix('.md')}; scores beside them")

@@ -1,0 +1,125 @@
+"""How closely delta ELBO follows delta log p, and every method under both oracles (SPEC section 9).
+
+Over all cells (query, group):  pearson, spearman (average ranks).   Within a query, the gold being delta log p:
+top1, ndcg3_linear (the form of the paper's 0.939).   Intervals: bootstrap over queries, a query's groups together;
+Spearman's ranks are taken anew in every resample.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, ValidationError
+
+from guda.errors import GudaError
+from guda.evaluation.bootstrap import Interval, bootstrap_mean, percentile_interval, query_counts
+from guda.evaluation.metrics import LABELS, checked, ndcg3_linear, top1
+from guda.evaluation.results import DatasetEntry, Figure, as_figures
+from guda.evaluation.tables import figure_text, markdown
+from guda.runs.recipe import Config
+from guda.runs.store import read_json
+
+Array = NDArray[np.float64]
+
+COLUMNS = {"pearson": "Pearson", "spearman": "Spearman", "top1": LABELS["top1"], "ndcg3_linear": LABELS["ndcg3_linear"]}
+ORACLES = {"elbo": "Oracle: LOGO by delta ELBO", "likelihood": "Oracle: LOGO by delta log p"}
+CHUNK = 2_000_000  # cells of resamples held at once
+
+
+class LikelihoodFile(Config):
+    """RUN/scores/<set>/likelihood/evaluation.json."""
+
+    format: Literal["guda-likelihood/1"] = "guda-likelihood/1"
+    queries: str = Field(description="name of the query set")
+    n_queries: int = Field(description="the first so many of it by id")
+    settings: dict[str, Any] = Field(description="the recipe's section `likelihood`")
+    estimand: str
+    correlations: dict[str, dict[str, Figure]] = Field(description="method -> delta ELBO against delta log p")
+    oracles: dict[str, DatasetEntry] = Field(
+        default_factory=dict,
+        description="every method against LOGO by delta ELBO and by delta log p; none without LOGO",
+    )
+    note: str
+
+
+def weighted_pearson(x: Array, y: Array, w: Array) -> Array:
+    """Correlations [n] of cells x, y [n or 1, cells] that count w [n, cells] times each; 0 where nothing varies."""
+    total = w.sum(axis=1, keepdims=True)
+    a, b = (v - (w * v).sum(axis=1, keepdims=True) / total for v in (x, y))
+    both = (w * a * a).sum(axis=1) * (w * b * b).sum(axis=1)
+    flat = both <= 1e-24 * np.maximum(1.0, (x * x).max() * (y * y).max())
+    return np.where(flat, 0.0, (w * a * b).sum(axis=1) / np.sqrt(np.where(flat, 1.0, both)))
+
+
+def weighted_ranks(values: Array, w: Array) -> Array:
+    """Average ranks [n, cells] of values [cells] that occur w [n, cells] times each: tied ones share theirs."""
+    distinct, place = np.unique(values, return_inverse=True)
+    order = np.argsort(place, kind="stable")
+    ends = np.concatenate([[0], np.cumsum(np.bincount(place, minlength=len(distinct)))])
+    below = np.concatenate([np.zeros((len(w), 1)), np.cumsum(w[:, order], axis=1)], axis=1)[:, ends]
+    middle = (below[:, :-1] + below[:, 1:] + 1) / 2
+    return middle[:, place]
+
+
+def correlate(elbo: ArrayLike, likelihood: ArrayLike, n: int = 2000, seed: int = 0) -> dict[str, Interval]:
+    """Delta ELBO against delta log p, both [Q, N] of the same queries and groups."""
+    s, g = checked(elbo, likelihood)
+    queries, groups = s.shape
+    if queries < 2:
+        raise GudaError("an interval needs at least 2 queries; ask about more with -n")
+    x, y = s.reshape(-1), g.reshape(-1)
+
+    def both(w: Array) -> Array:
+        return np.stack(
+            [
+                weighted_pearson(x[None], y[None], w),
+                weighted_pearson(weighted_ranks(x, w), weighted_ranks(y, w), w),
+            ]
+        )
+
+    samples = []
+    for counts in query_counts(queries, n, seed):
+        rows = max(1, CHUNK // x.size)
+        samples += [both(np.repeat(counts[i : i + rows], groups, axis=1)) for i in range(0, len(counts), rows)]
+    drawn = np.concatenate(samples, axis=1)
+    here = both(np.ones((1, x.size)))[:, 0]
+    found = {name: percentile_interval(here[i], drawn[i]) for i, name in enumerate(("pearson", "spearman"))}
+    for name, metric in (("top1", top1), ("ndcg3_linear", ndcg3_linear)):
+        found[name] = bootstrap_mean(metric(s, g), n, seed)
+    return found
+
+
+def correlation_figures(elbo: ArrayLike, likelihood: ArrayLike, n: int, seed: int) -> dict[str, Figure]:
+    return as_figures(correlate(elbo, likelihood, n, seed))
+
+
+def correlation_rows(file: LikelihoodFile) -> list[tuple[str, ...]]:
+    return [(name, *(figure_text(figures[c]) for c in COLUMNS)) for name, figures in file.correlations.items()]
+
+
+def title(file: LikelihoodFile) -> str:
+    return (
+        f"Delta ELBO against delta log p: {file.n_queries:,} queries of {file.queries}, 95 % intervals over queries "
+        f"({file.estimand})"
+    )
+
+
+def likelihood_markdown(file: LikelihoodFile) -> str:
+    lines = [f"**{title(file)}**", "", "| counterfactuals | " + " | ".join(COLUMNS.values()) + " |"]
+    lines.append("| --- |" + " ---: |" * len(COLUMNS))
+    lines += ["| " + " | ".join(row) + " |" for row in correlation_rows(file)]
+    parts = ["\n".join([*lines, "", file.note]) + "\n"]
+    parts += [markdown(ORACLES[name], entry) for name, entry in file.oracles.items()]
+    return "\n".join(parts)
+
+
+def read_likelihood(path: Path) -> LikelihoodFile:
+    try:
+        return LikelihoodFile.model_validate(read_json(path))
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise GudaError(f"{path} is no guda-likelihood/1 file ({where}: {first['msg']}); measure it again") from None
