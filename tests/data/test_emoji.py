@@ -143,7 +143,7 @@ def test_missing_package_and_missing_npm(folder, monkeypatch):
     with pytest.raises(GudaError, match=r"npm pack @iconify-json/two@1.0.0"):
         load_source("emoji")
     monkeypatch.delenv(emoji.VARIABLE)
-    monkeypatch.setattr(emoji.shutil, "which", lambda _: None)
+    monkeypatch.setattr(emoji.npm.shutil, "which", lambda _: None)
     with pytest.raises(GudaError, match=r"npm is not installed.*GUDA_EMOJI"):
         load_source("emoji")
 
