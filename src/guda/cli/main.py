@@ -24,6 +24,7 @@ from guda.cli.options import Groups, Json, Method, QuerySet, RunFolder, Workers
 from guda.cli.options import make_engine as _engine
 from guda.cli.options import say as _say
 from guda.cli.prompts import app as prompts
+from guda.cli.reproduce import reproduce
 from guda.engine import team
 from guda.errors import GudaError, OneProcess
 
@@ -364,6 +365,7 @@ app.add_typer(bank, name="bank")
 app.add_typer(prompts, name="prompts")
 app.command()(experiments.tune)
 app.command()(experiments.ablate)
+app.command()(reproduce)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from guda.verbs.plan import Budget, plan
 from guda.verbs.project import change_groups, change_queries, change_scoring, change_settings, init, status
 from guda.verbs.prompts import prompts_build, prompts_show
 from guda.verbs.queries import add_queries, choose_or_add_queries, choose_queries
+from guda.verbs.reproduce import read_reproduction, reproduce, reproductions, scaled_recipe
 from guda.verbs.score import band_shares, evals_per_picture, placebo_null, score, scored_methods, scores_path, variant
 from guda.verbs.space import parse_space, read_space
 from guda.verbs.tune import tune
@@ -52,8 +53,12 @@ __all__ = [
     "prompts_show",
     "query_count",
     "read_ablation",
+    "read_reproduction",
     "read_space",
+    "reproduce",
+    "reproductions",
     "sample",
+    "scaled_recipe",
     "score",
     "scored_methods",
     "scores_path",

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from guda.evaluation import paper_table
+from guda.evaluation.ceiling import CEILING
+from guda.evaluation.likelihood import read_likelihood
 from guda.evaluation.paper_tables import (
     anchors_table,
     correlation_table,
@@ -25,20 +26,18 @@ from guda.evaluation.sweep import read_sweep
 from guda.evaluation.timing import timings
 from guda.runs.run import Run
 from guda.runs.store import read_json
+from guda.verbs.likelihood import VARIANT
 from guda.verbs.queries import choose_queries
-
-if TYPE_CHECKING:
-    from guda.verbs.reproduce import Reproduction
 
 ANCHORS = ("anchors-weighted", "anchors-uniform", "anchors-removed")
 
 
-def write_tables(run: Run, wanted: Reproduction, noisy: Run | None = None) -> list[Path]:
-    """RUN/tables/<table>.{md,csv,tex}."""
+def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Path]:
+    """RUN/tables/<table>.{md,csv,tex}. `published`: which of the paper's data sets stands beside."""
     queries = choose_queries(run)
     entry, name = read_entry(run.path("scores", queries, "evaluation.json")), run.recipe.name
-    same = wanted.published == run.recipe.data.source
-    beside = (f"main.{wanted.published}",)
+    same = published == run.recipe.data.source
+    beside = (f"main.{published}",)
     costs = timings(run, queries, list(entry.methods))
     tables = [
         main_table(name, entry, costs, beside, same),
@@ -56,7 +55,14 @@ def write_tables(run: Run, wanted: Reproduction, noisy: Run | None = None) -> li
     return paper_table.write_tables(run.path("tables"), tables)
 
 
-def _likelihood(
-    run: Run, name: str, entry: DatasetEntry, queries: str, same: bool
-) -> Sequence[paper_table.PaperTable]:
-    return []
+def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bool) -> Sequence[paper_table.PaperTable]:
+    path = run.path("scores", queries, VARIANT, "evaluation.json")
+    if not path.is_file():
+        return []
+    found = read_likelihood(path)
+    tables = []
+    if logo := found.correlations.get(CEILING):
+        tables.append(correlation_table(name, logo, found.n_queries, entry.n_groups or 0, found.estimand, same))
+    if found.oracles:
+        tables.append(oracles_table(name, found.oracles["elbo"], found.oracles["likelihood"], same))
+    return tables

@@ -24,8 +24,8 @@ from guda.runs.recipe import Config, LikelihoodConfig, PartitionConfig, Recipe, 
 from guda.runs.run import Run
 from guda.verbs.ablate import ablate, read_ablation
 from guda.verbs.evaluate import pipeline
+from guda.verbs.lab import write_tables
 from guda.verbs.likelihood import likelihood
-from guda.verbs.pairs import pairs
 from guda.verbs.partition import partition
 from guda.verbs.project import init
 from guda.verbs.prompts import prompts_build
@@ -40,7 +40,9 @@ class Reproduction(Config):
 
     about: str = Field(description="One sentence.")
     scales: dict[str, str] = Field(min_length=1, description="Scale: name of its recipe; `full` is the default.")
-    published: Literal["cifar10", "unlearncanvas"] = Field(description="Which of the paper's data sets stands beside it.")
+    published: Literal["cifar10", "unlearncanvas"] = Field(
+        description="Which of the paper's data sets stands beside it."
+    )
     before: str | None = Field(None, description="Recipe of the pretrained start, trained first.")
     methods: dict[str, dict[str, Any]] = Field({}, description="Methods beside the recipe's own, with their settings.")
     likelihood: LikelihoodConfig | None = Field(None, description="Log-likelihoods as a second oracle.")
@@ -55,7 +57,6 @@ class Reproduced:
     run: Run
     entry: DatasetEntry
     tables: tuple[Path, ...]
-    figures: tuple[Path, ...]
 
 
 def reproductions() -> list[str]:
@@ -63,26 +64,33 @@ def reproductions() -> list[str]:
 
 
 def read_reproduction(name: str) -> Reproduction:
-    if name not in reproductions():
-        raise GudaError(f"no experiment {name!r} to reproduce; there are: {', '.join(reproductions())}")
-    path = recipes_folder() / "reproduce" / f"{name}.yaml"
+    """A file, or by its plain name one that is shipped."""
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        if name not in reproductions():
+            raise GudaError(f"no experiment {name!r} to reproduce; there are: {', '.join(reproductions())}")
+        path = recipes_folder() / "reproduce" / f"{name}.yaml"
     try:
         return Reproduction.model_validate(yaml.safe_load(path.read_text()))
+    except OSError:
+        raise GudaError(f"experiment {path} does not exist or cannot be read") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise GudaError(f"experiment {path} is not valid YAML: {str(e).splitlines()[0]}") from None
     except ValidationError as e:
         first = e.errors()[0]
-        raise GudaError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise GudaError(f"experiment {path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
-    """The recipe of one scale with all the experiment's methods."""
+    """The recipe of one scale with all the experiment's methods; a recipe's own settings of one come first."""
     if scale not in wanted.scales:
         raise GudaError(f"no scale {scale!r}; there are: {', '.join(wanted.scales)}")
-    value = builtin_recipe(wanted.scales[scale]).model_dump(mode="json")
-    value["methods"] = wanted.methods | value["methods"]  # a recipe knows its own best
-    value["methods"] = {m: value["methods"][m] for m in [*builtin_recipe(wanted.scales[scale]).methods, *wanted.methods]}
+    name = wanted.scales[scale]
+    value = (Recipe.read(Path(name)) if name.endswith(".yaml") else builtin_recipe(name)).model_dump(mode="json")
+    value["methods"] |= {m: settings for m, settings in wanted.methods.items() if m not in value["methods"]}
     if wanted.likelihood is not None:
         value["likelihood"] = wanted.likelihood.model_dump(mode="json")
-    return Recipe.from_dict(value, f"the experiment's recipe {wanted.scales[scale]}")
+    return Recipe.from_dict(value, f"the experiment's recipe {name}")
 
 
 def reproduce(
@@ -102,24 +110,20 @@ def reproduce(
         recipe = _changed(recipe, "model", start=start)
     say(f"{recipe.name}: train, retrain, fit, score")
     run, entry = _carried_out(root, recipe, engine)
+    noisy: Run | None = None
     if wanted.likelihood is not None:
         say(f"{recipe.name}: log-likelihoods")
-        likelihood(run, engine)
+        likelihood(run, choose_queries(run), engine)
     if wanted.partition is not None:
         say(f"{recipe.name}: the same on a noisy partition")
-        noisy = _changed(recipe, "data", partition=wanted.partition.model_dump(mode="json"))
-        other, _ = _carried_out(noisy_root(root), noisy, engine)
-        partition(run, other)
-    if wanted.pairs:
-        say(f"{recipe.name}: pairs of groups")
-        pairs(run, wanted.pairs, wanted.pairs_by, engine)
+        moved = _changed(recipe, "data", partition=wanted.partition.model_dump(mode="json"))
+        noisy, _ = _carried_out(noisy_root(root), moved, engine)
+        partition(run, noisy)
     for sweep in wanted.ablations if ablations else ():
         say(f"{recipe.name}: ablation {sweep}")
         ablate(run, read_ablation(sweep), engine)
-    from guda.verbs.lab import write_figures, write_tables
-
     say(f"{recipe.name}: tables and figures")
-    return Reproduced(run, entry, tuple(write_tables(run, wanted.published)), tuple(write_figures(run, engine)))
+    return Reproduced(run, entry, tuple(write_tables(run, wanted.published, noisy)))
 
 
 def noisy_root(root: Path) -> Path:
@@ -136,6 +140,4 @@ def _carried_out(root: Path, recipe: Recipe, engine: Engine) -> tuple[Run, Datas
     run = init(root, recipe)
     if recipe.prompts is not None:
         prompts_build(run)
-    entry = pipeline(run, engine)
-    choose_queries(run)
-    return run, entry
+    return run, pipeline(run, engine)

@@ -1,0 +1,42 @@
+"""`guda reproduce`: an experiment of the paper as one command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from guda.cli.options import Json, Workers, make_engine, say
+
+
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(help="digits, fashion-mnist, emoji, cifar10, unlearncanvas, or a file ending in .yaml.")
+    ],
+    run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/NAME[-SCALE].")] = None,
+    scale: Annotated[str, typer.Option(help="full, or a smaller one that the experiment has, e.g. small.")] = "full",
+    ablations: Annotated[bool, typer.Option("--ablations", help="Also carry out the paper's sweeps.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what it costs.")] = False,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """An experiment of the paper: trainings, methods, oracles, tables (Markdown, CSV, LaTeX). Resumes where it was."""
+    from guda import verbs
+    from guda.cli.show import outline_text
+
+    wanted = verbs.read_reproduction(name)
+    if plan:
+        found = verbs.outline(verbs.scaled_recipe(wanted, scale), None)
+        return say(found, outline_text(found), as_json)
+    stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
+    root = run or Path("runs") / (f"reproduce-{stem}" if scale == "full" else f"reproduce-{stem}-{scale}")
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    done = verbs.reproduce(name, root, make_engine(workers, as_json), scale, ablations, tell)
+    tables = done.run.path("tables", "tables.md")
+    lines = [f"Tables: {tables} (also .csv and .tex beside it, one file each)"]
+    say({"run": str(done.run.root), "tables": [str(p) for p in done.tables]}, "\n".join(lines), as_json)
