@@ -9,7 +9,6 @@ Which checkpoint counts and how images become groups is decided when scores are 
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from guda.baselines.aggregate import PATTERN, by_group
+from guda.baselines.gradients import regular_expression
 from guda.baselines.similarity import exemplars
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
@@ -74,11 +74,7 @@ class SynthesizedConfig(Config):
     @field_validator("weights")
     @classmethod
     def _expression(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as e:
-            raise ValueError(f"{value!r} is not a regular expression ({e})") from None
-        return value
+        return regular_expression(value)
 
     @model_validator(mode="after")
     def _together(self) -> SynthesizedConfig:
@@ -238,7 +234,8 @@ class Synthesized(Method):
             estimand=f"{config.aggregate} of training losses gained by unlearning the query, {how}",
             queries=queries.ids, groups=asked_groups(self.run),
             score=by_group(lambda images: tau[:, images], places, config.aggregate),
-            n_evals=round(self._ascent_evals + self._after_evals / len(self.chosen)),  # the ascent serves all groups
+            n_evals=round(self._ascent_evals + self._after_evals / len(self.chosen)),  # the ascent serves all groups,
+            sign="positive = the images help",
         )  # fmt: skip
 
     def fit_evals(self) -> float:

@@ -54,9 +54,8 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
     scoring = run.recipe.scoring
     timesteps = make_plan(model.schedule, scoring, prior_density(model.schedule))
     per_query: dict[str, float] = {}
-    made: set[tuple[str, ...]] = (
-        set()
-    )  # a hybrid shares its halves' work: each is counted in the row that names it first
+    # what methods share (a hybrid its halves, all of them the full model) is counted in the row that names it first
+    made = {t.makes for t in base_tasks(run)}
     scored: set[str] = set()
     for name in methods:
         method = get_method(run, name)
