@@ -20,7 +20,7 @@ from guda.baselines.gradients import regular_expression
 from guda.baselines.similarity import exemplars
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import architecture, asked_groups, load_data, model_files, prompt_files, run_schedule
+from guda.diffusion.models import architecture, asked_groups, load_data, model_files, prompt_files
 from guda.engine.tasks import Task
 from guda.errors import GudaError, NotFinite
 from guda.methods.base import Method, method
@@ -140,9 +140,8 @@ class Synthesized(Method):
     @property
     def _losses_evals(self) -> int:
         """One evaluation of every training sample."""
-        T = run_schedule(self.run).T
         copies = 2 if self.config.flips else 1
-        return sum(map(len, self.chosen)) * copies * len(range(0, T, max(1, T // self.config.levels)))
+        return sum(map(len, self.chosen)) * copies * self.config.levels
 
     @property
     def _pass_evals(self) -> int:
@@ -150,8 +149,8 @@ class Synthesized(Method):
         return 3 * min(self.config.fisher_images or n, n)
 
     def check(self) -> None:
+        from guda.baselines.features import grid
         from guda.baselines.gradients import chosen_weights
-        from guda.baselines.synthesized import grid
         from guda.methods.synthesized_work import pattern
 
         model = architecture(self.run)
