@@ -28,7 +28,7 @@ from guda.verbs.space import default_space
 from guda.verbs.trial import Trials
 
 
-def levels(T: int, n: int) -> torch.Tensor:
+def timesteps(T: int, n: int) -> torch.Tensor:
     return torch.from_numpy(grid(T, n))
 
 
@@ -63,7 +63,7 @@ def test_by_brute_force_from_the_parts(run: Run) -> None:
     data, model, queries = load_data(run), load_model(run, "base"), load_queries(run, SET)
     x0 = model.encode(data.images)
     fisher = mean_of([fisher_pass(Gradients(model), x0, data.ids, number=i, block=16) for i in range(2)])
-    t = levels(100, 5)
+    t = timesteps(100, 5)
     ascent = Ascent(model, "all", inverse(fisher, 1e-3), rate=1e-3 / data.n, levels=5)
     for k in range(3):
         members = exemplars(data, k, 3)
@@ -217,7 +217,7 @@ def test_costs(run: Run) -> None:
         (["checkpoints=[0,10]"], "must be numbers of steps, increasing"),
         (["weights='('"], "not a regular expression"),
         (["weights=attn2"], "weights 'attn2' names none of the network's weights"),
-        (["levels=200"], "200 levels of a schedule of 100 timesteps"),
+        (["levels=200"], "200 timesteps of a schedule that has 100"),
         (["aggregate=top0"], "aggregate"),
         (["damping=0"], "damping"),
         (["order=second"], "order"),
