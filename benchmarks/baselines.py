@@ -12,6 +12,7 @@ reported have seed 1.
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,15 @@ SMALL = ("kfac",)  # digits only: whitening 10,000 gradients of 2 M numbers is m
 SHOWN = ("hybrid", "shift", "retrack", "esd")  # GUDA and ESD, for comparison
 
 
+def taken(name: str) -> list[str]:
+    """The baselines that are measured on a data set; K-FAC where its library is installed."""
+    absent = ["kfac"] if find_spec("curvlinops") is None else []
+    return [m for m in SEARCH if m not in absent and (m not in SMALL or name == "digits")]
+
+
 def recipe_of(name: str, settings: dict[str, dict[str, Any]]) -> Recipe:
     value = operators_recipe(name).model_dump(mode="json")
-    value["methods"] |= {m: {} for m in SEARCH if m not in SMALL or name == "digits"} | settings
+    value["methods"] |= {m: {} for m in taken(name)} | settings
     return Recipe.from_dict(value, "baselines benchmark")
 
 
@@ -76,7 +83,7 @@ def choose(run: Run, name: str, engine: Engine) -> dict[str, dict[str, Any]]:
     chosen, tried = {}, []
     for method, axes in SEARCH.items():
         trials, settings = sets[FEW.get(method, TUNING)], dict(START.get(method, {}))
-        if method in SMALL and name != "digits":
+        if method not in taken(name):
             continue
         for axis, values in axes:
             found: dict[str, tuple[Method, Any]] = {}
@@ -95,6 +102,8 @@ def choose(run: Run, name: str, engine: Engine) -> dict[str, dict[str, Any]]:
             for k, row in rows.items():
                 tried.append({"method": method, "axis": axis, "value": found[k][1], "settings": settings,
                               "top1": row["top1"].mean, "mrr": row["mrr"].mean})  # fmt: skip
+            if not rows:
+                continue
             best = max(rows, key=lambda k: (rows[k]["top1"].mean, rows[k]["mrr"].mean))
             settings[axis] = found[best][1]
             if settings.get("aggregate") == "removal":

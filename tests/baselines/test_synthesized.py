@@ -8,16 +8,21 @@ import pytest
 import torch
 from constantnet import constant
 
+from guda.baselines.features import grid
 from guda.baselines.fisher import fisher_pass, inverse, mean_of
 from guda.baselines.gradients import Gradients
-from guda.baselines.synthesized import Ascent, Query, Samples, first_order, grid, losses, unlearn_query
+from guda.baselines.synthesized import Ascent, Query, Samples, first_order, losses, unlearn_query
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import generator
-from guda.errors import GudaError
+
+
+def timesteps(T: int, n: int) -> torch.Tensor:
+    return torch.from_numpy(grid(T, n))
+
 
 X0 = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (6, 1, 4, 4)).astype(np.float32))
 IDS = [f"image-{i}" for i in range(6)]
-T = grid(100, 10)
+T = timesteps(100, 10)
 
 
 def precondition(denoiser: Denoiser, weights: str = "all") -> dict[str, torch.Tensor]:
@@ -35,18 +40,11 @@ def double(make_mlp: Callable[..., Denoiser]) -> Denoiser:
     return denoiser
 
 
-def test_grid() -> None:
-    assert grid(1000, 10).tolist() == list(range(0, 1000, 100))
-    assert len(grid(25, 10)) == 13  # every second
-    with pytest.raises(GudaError, match="30 levels of a schedule of 20 timesteps; give at most 20"):
-        grid(20, 30)
-
-
 def test_losses_by_hand() -> None:
     """One noise per image, the same at every timestep: a network blind to t has one loss."""
     c = torch.tensor([[[0.5, -1.0], [0.0, 2.0]]])
     samples = Samples.of(torch.zeros(3, 1, 2, 2), ["a", "b", "c"], seed=4)
-    found = losses(constant(c), samples, grid(20, 5), block=4)
+    found = losses(constant(c), samples, timesteps(20, 5), block=4)
     for name, value in zip("abc", found, strict=True):
         eps = generator("synthesized", 4, "image", name, 0).standard_normal((1, 2, 2), np.float32)
         assert abs(value - np.square(c.numpy() - eps).mean()) < 1e-6
@@ -77,7 +75,7 @@ def test_closed_form_of_many_steps() -> None:
     assert abs(ascent.moved() - np.linalg.norm(expected - c.numpy().ravel()) / np.sqrt(5.25 + 2)) < 1e-12
     np.testing.assert_array_equal(ascent.weights[1].detach().numpy(), 1.0)  # no gradient, no step
 
-    samples, t = Samples.of(torch.zeros(2, 1, 2, 2, dtype=torch.float64), ["a", "b"]), grid(20, 4)
+    samples, t = Samples.of(torch.zeros(2, 1, 2, 2, dtype=torch.float64), ["a", "b"]), timesteps(20, 4)
     ascent.restore()
     before = losses(ascent.denoiser, samples, t, 8)
     found = unlearn_query(ascent, query, samples, before, (2, m), t, 8)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from textrun import SET as TEXT_SET
 from textrun import STYLES, copy_text
-from tinyrun import GROUPS, SET, Inline, copy_run, exact
+from tinyrun import GROUPS, SET, Inline, copy_run, digits_folder, exact, tiny
 
 from guda import verbs
 from guda.baselines import influence
@@ -21,7 +21,7 @@ from guda.errors import GudaError, Mismatch
 from guda.methods.base import get_method, known_methods
 from guda.methods.features import FeatureStore
 from guda.runs.run import Run
-from guda.runs.store import read_tensors, write_tensors
+from guda.runs.store import read_json, read_tensors, write_json, write_tensors
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
 
@@ -107,7 +107,7 @@ def test_das_weighs_images_not_queries(run: Run) -> None:
     close(score(run, "das", *settings, "leverage=2"), summed(run, a * r / (1 - h) ** 2, np.mean))
     close(score(run, "das-public", *settings), summed(run, a * r, np.mean))
     close(score(run, "das-squared", *settings), summed(run, (a * r) ** 2, np.mean))
-    close(score(run, "das-public", *settings, "residual=none"), summed(run, a, np.mean))
+    close(score(run, "das-public", *SETTINGS, "residual_timesteps=100", "residual=none"), summed(run, a, np.mean))
 
 
 def test_tracin_relatif_and_cosines(run: Run) -> None:
@@ -156,7 +156,8 @@ def test_a_query_that_is_a_training_image_has_its_group_first(run: Run) -> None:
     score(run, "dtrak", "dim=256", "aggregate=max", "lam=1e-4", "lam_scale=trace")
     method = get_method(run, "dtrak")
     phi = torch.cat([block for _, block in method.stores()[0].rows().read()]).double()
-    found = influence.scores(method.config, phi, method.vectors(0)[0], method._members())
+    items = [method.vectors(0, k)[0]["items"] for k in range(len(GROUPS))]
+    found = np.stack([influence.item_scores(method.config, phi, i) for i in items], axis=1)
     own = np.concatenate([np.full(len(m), k) for k, m in enumerate(map(data.groups.members, range(len(GROUPS))))])
     place = np.concatenate([data.groups.members(k) for k in range(len(GROUPS))])
     assert (found[place].argmax(axis=1) == own).mean() > 0.9
@@ -168,7 +169,7 @@ def test_work_is_shared_and_done_once(run: Run) -> None:
     score(run, "trak", *small, engine=first)
     assert sum("of training images" in name for name in first.ran) == 1
     score(run, "tracin", *small, engine=second)
-    assert second.ran == ["fit tracin 0", f"score {SET}/0 by tracin"]
+    assert second.ran == ["fit tracin, network 0, part 0", f"score {SET}/0 by tracin"]
     score(run, "tracin", *small, engine=third)
     assert third.ran == []
 
@@ -176,14 +177,16 @@ def test_work_is_shared_and_done_once(run: Run) -> None:
 def test_a_run_is_byte_identical_however_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("guda.methods.features.SHARD", 5)
     monkeypatch.setattr("guda.methods.gradient.SHARD", 5)
-    small = ("dim=16", "timesteps=2", "block=4", "residual_timesteps=5")
+    monkeypatch.setattr("guda.methods.errors.SHARD", 5)
+    small = ("dim=16", "timesteps=2", "block=4")
     whole, pieces = copy_run(tmp_path / "one"), copy_run(tmp_path / "two")
-    for name in ("das", "trak"):
-        score(whole, name, *small)
-    for name in ("das", "trak"):
+    every = {"das": (*small, "residual_timesteps=5", "aggregate=max"), "trak": small}
+    for name, settings in every.items():
+        score(whole, name, *settings)
+    for name, settings in every.items():
         for _ in range(50):
             try:
-                score(pieces, name, *small, engine=Inline(stop_after=2))
+                score(pieces, name, *settings, engine=Inline(stop_after=2))
                 break
             except KeyboardInterrupt:
                 continue
@@ -216,6 +219,63 @@ def test_features_of_other_weights_are_refused(run: Run) -> None:
         verbs.score(run, SET, ["trak"], Inline())
 
 
+@pytest.mark.parametrize("how", ["sum", "max"])
+def test_groups_are_asked_about_when_scores_are_read(run: Run, how: str) -> None:
+    """Which groups are wanted changes no file, so other groups never get these groups' numbers."""
+    whole = score(run, "trak", "dim=16", "timesteps=2", f"aggregate={how}")
+    for names in (("0", "1"), ("1", "2")):
+        verbs.change_groups(run, ",".join(names))
+        verbs.score(run, SET, ["trak"], engine := Inline())
+        found = Scores.read(verbs.scores_path(run, SET, "trak"))
+        assert engine.ran == []
+        assert found.groups == names
+        np.testing.assert_array_equal(found.score, whole[:, [GROUPS.index(n) for n in names]])
+
+
+def test_nothing_of_other_weights_is_read(run: Run) -> None:
+    """The model was exchanged since: features, residuals, vectors and scores are refused, each by itself."""
+    score(run, "das", "dim=16", "timesteps=2", "residual_timesteps=5")
+    das, queries = get_method(run, "das"), load_queries(run, SET)
+    store, errors = das.stores()[0], das.errors(das.stores()[0])
+    card = run.path("models", "full-s0", "guda.json")
+    write_json(card, read_json(card) | {"weights": "others"})
+    for read in (lambda: das.scores(queries), store.rows, errors.read, lambda: das.vectors(0, 0)):
+        with pytest.raises(Mismatch, match="computed with other weights"):
+            read()
+
+
+def test_residuals_do_not_depend_on_shards(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    score(run, "das", "dim=16", "timesteps=2", "residual_timesteps=5")
+    das = get_method(run, "das")
+    whole = das.residual(das.stores()[0])
+    for path in run.path("artifacts").glob("residuals-*/*"):
+        path.unlink()
+    monkeypatch.setattr("guda.methods.errors.SHARD", 7)
+    for task in das.errors(das.stores()[0]).fit():
+        Inline()(run, [task], "")
+    np.testing.assert_array_equal(das.residual(das.stores()[0]), whole)
+
+
+def test_the_plan_counts_the_full_model_once(tmp_path: Path) -> None:
+    run = verbs.init(tmp_path / "new", tiny(digits_folder()))
+    rows = {r["what"]: r for r in verbs.plan(run, ["trak"], 10)["rows"]}
+    n = load_data(run).n
+    assert rows["fit trak"]["evals"] == pytest.approx(30 * n, abs=5)  # and a unit for each task without network
+    assert rows["score 10 queries by trak"]["evals"] == 300
+    assert rows["fit trak"]["disk"] == 4 * 4096 * n + 8 * n**2
+
+
+def test_several_workers_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ("dim=16", "timesteps=2", "block=4", "aggregate=max")
+    one, two = copy_run(tmp_path / "one"), copy_run(tmp_path / "two")
+    score(one, "dtrak", *small)
+    verbs.change_settings(two, ["dtrak"], list(small))
+    engine = verbs.local_engine(2)
+    verbs.fit(two, ["dtrak"], engine)
+    verbs.score(two, SET, ["dtrak"], engine)
+    assert exact(one.root) == exact(two.root)
+
+
 def test_labels_that_are_shuffled_leave_nothing_to_find(run: Run) -> None:
     """Negative control: sums over random groups are near each other, sums over digits are not."""
     a, _ = brute(run, output="squared_norm")
@@ -234,6 +294,13 @@ def test_labels_that_are_shuffled_leave_nothing_to_find(run: Run) -> None:
         ("das", "aggregate=removal", "removal is exact by itself"),
         ("tracin", "leverage=1", "set kernel: ridge"),
         ("trak", "models=[logo]", "models are base or full-s<seed>"),
+        ("trak", "models=['5']", "models are base or full-s<seed>"),
+        ("trak", "seeds=[1, 1]", "name each once"),
+        ("trak", "weights='('", "is not a regular expression"),
+        ("tracin", "lam=3", "lam means nothing with these settings"),
+        ("trak", "residual_timesteps=7", "residual_timesteps means nothing"),
+        ("das", "residual_timesteps=101", "101 timesteps of a schedule that has 100"),
+        ("trak", "sketch=sjlt:3", "3 equal parts"),
         ("trak", "timesteps=1000", "1000 timesteps of a schedule that has 100"),
         ("trak", "weights=attn2", "names none of the network's weights"),
     ],
@@ -255,7 +322,8 @@ def test_costs_are_counted(run: Run) -> None:
 def test_a_text_to_image_model_and_its_cross_attention_alone(tmp_path: Path) -> None:
     run = copy_text(tmp_path / "text")
     for name in ("trak", "das"):
-        settings = ["dim=32", "timesteps=2", "weights=attn2\\.to_[kv]", "residual_timesteps=3", "block=4"]
+        settings = ["dim=32", "timesteps=2", "weights=attn2\\.to_[kv]", "block=4"]
+        settings += ["residual_timesteps=3"] if name == "das" else []
         verbs.change_settings(run, [name], settings)
         verbs.fit(run, [name], Inline())
         verbs.score(run, TEXT_SET, [name], Inline())

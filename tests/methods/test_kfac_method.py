@@ -73,7 +73,7 @@ def test_great_damping_is_tracin_and_the_query_side_shares_its_images(run: Run) 
     damped = ("damping=1e7", "damping_scale=absolute", "draws=64", "sides=query")
     found, ran = score(run, "kfac", *SMALL, *layers, *damped)
     np.testing.assert_allclose(found * 1e7, tracin, rtol=1e-4, atol=1e-5 * np.abs(tracin).max())
-    assert ran == ["curvature of base", "fit kfac 0"]
+    assert ran == ["curvature of base", "fit kfac, network 0, part 0"]
 
 
 def test_another_networks_curvature_is_refused(run: Run) -> None:

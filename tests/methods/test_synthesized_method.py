@@ -10,10 +10,11 @@ import torch
 from tinyrun import SET, Inline, copy_run, exact
 
 from guda import verbs
+from guda.baselines.features import grid
 from guda.baselines.fisher import fisher_pass, inverse, mean_of
 from guda.baselines.gradients import Gradients
 from guda.baselines.similarity import exemplars
-from guda.baselines.synthesized import Ascent, Query, Samples, grid, losses, unlearn_query
+from guda.baselines.synthesized import Ascent, Query, Samples, losses, unlearn_query
 from guda.diffusion.models import load_data, load_model
 from guda.engine.tasks import Task
 from guda.errors import GudaError, NotFinite
@@ -25,6 +26,11 @@ from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
 from guda.verbs.space import default_space
 from guda.verbs.trial import Trials
+
+
+def timesteps(T: int, n: int) -> torch.Tensor:
+    return torch.from_numpy(grid(T, n))
+
 
 ID = "synthesized"
 SMALL = ("steps=6", "checkpoints=[2,4]", "scale=length", "lr=0.01", "levels=5", "per_group=3", "fisher_passes=2")
@@ -57,7 +63,7 @@ def test_by_brute_force_from_the_parts(run: Run) -> None:
     data, model, queries = load_data(run), load_model(run, "base"), load_queries(run, SET)
     x0 = model.encode(data.images)
     fisher = mean_of([fisher_pass(Gradients(model), x0, data.ids, number=i, block=16) for i in range(2)])
-    t = grid(100, 5)
+    t = timesteps(100, 5)
     ascent = Ascent(model, "all", inverse(fisher, 1e-3), rate=1e-3 / data.n, levels=5)
     for k in range(3):
         members = exemplars(data, k, 3)
@@ -211,7 +217,7 @@ def test_costs(run: Run) -> None:
         (["checkpoints=[0,10]"], "must be numbers of steps, increasing"),
         (["weights='('"], "not a regular expression"),
         (["weights=attn2"], "weights 'attn2' names none of the network's weights"),
-        (["levels=200"], "200 levels of a schedule of 100 timesteps"),
+        (["levels=200"], "200 timesteps of a schedule that has 100"),
         (["aggregate=top0"], "aggregate"),
         (["damping=0"], "damping"),
         (["order=second"], "order"),

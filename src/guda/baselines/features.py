@@ -7,7 +7,7 @@ gives every image the same eps_t (common random numbers); `per_item` a noise of 
 a batch. Inner products of features estimate those of gradients without bias, so a ridge in another convention is
 rescaled (ridge.py), never the features.
 
-Training images and queries may be compared only where all of `Meta` agrees; it travels with every stored block.
+Training images and queries may be compared only where all of `Featuriser.meta` agrees; it goes with every file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from guda.baselines.gradients import Gradients, Mode, Output, blocks
+from guda.baselines.gradients import Gradients, Mode, Output, blocks, regular_expression
 from guda.baselines.sketch import PATTERN, Sketch, make_sketch
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
@@ -47,6 +47,11 @@ class FeatureConfig(Config):
     dim: int = Field(4096, ge=1, description="Numbers kept of a gradient.")
     block: int = Field(16, ge=1, description="Gradients held at once; memory is this many times the weights.")
     per_sample: Mode = Field("vmap", description="vmap, or loop for networks that torch.func cannot batch.")
+
+    @field_validator("weights")
+    @classmethod
+    def _expression(cls, value: str) -> str:
+        return regular_expression(value)
 
 
 def feature_settings(config: FeatureConfig) -> dict[str, Any]:

@@ -42,6 +42,15 @@ def chosen_weights(denoiser: Denoiser, pattern: str = "all") -> dict[str, nn.Par
     return found
 
 
+def regular_expression(value: str) -> str:
+    """For settings: a text that `re` reads."""
+    try:
+        re.compile(value)
+    except re.error as e:
+        raise ValueError(f"{value!r} is not a regular expression ({e})") from None
+    return value
+
+
 class _Raw(nn.Module):
     """`denoiser.raw` as a module, so that torch.func can put other weights in."""
 
@@ -97,7 +106,11 @@ class Gradients:
         try:
             own = 0 if given[2].ndim == 2 else None  # timesteps of each sample, or of all
             return torch.func.vmap(torch.func.grad(f), in_dims=(None, 0, 0, own, 0))(self._weights, *given)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as e:
+            if "can't allocate memory" in str(e):
+                raise
             first = str(e).splitlines()[0]
             raise GudaError(
                 f"torch.func cannot batch this network ({first}); set per_sample: loop in the method's settings"

@@ -11,6 +11,7 @@ relatif      trak divided by |K^-1 phi_i|
 
 from __future__ import annotations
 
+import re
 from copy import copy
 from typing import Any, Literal
 
@@ -62,8 +63,16 @@ class GradientConfig(FeatureConfig):
             raise ValueError("aggregate: removal has no image to divide by; set divide: none")
         if self.kernel == "none" and (self.leverage or self.divide == "influence"):
             raise ValueError("leverage and divide: influence are of the kernel; set kernel: ridge")
-        if any(m != "base" and not m.removeprefix("full-s").isdigit() for m in self.models):
+        if not all(re.fullmatch(r"base|full-s\d+", m) for m in self.models):
             raise ValueError("models are base or full-s<seed>, full models of this run")
+        if len(set(self.seeds)) < len(self.seeds) or len(set(self.models)) < len(self.models):
+            raise ValueError("seeds and models are averaged over: name each once")
+        unused = ["lam", "lam_scale", "solver"] if self.kernel == "none" else []
+        unused += ["residual_timesteps"] if self.residual == "none" else []
+        unused += ["dim"] if self.sketch == "identity" else []
+        for name in unused:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} means nothing with these settings; leave it out")
         return self
 
 

@@ -158,7 +158,8 @@ class Ridge:
             phi = block.to(self.rows.dtype)
             yield first, phi, self.factor.solve(phi.T).T
 
-    def _vectors_of(self, members: torch.Tensor, phi: torch.Tensor) -> torch.Tensor:
+    def vectors_of(self, members: torch.Tensor, phi: torch.Tensor) -> torch.Tensor:
+        """z [m, k] of some images (positions), whose features are phi."""
         if not self.rows.dual:
             return self.factor.solve(phi.T).T
         one = torch.zeros(self.rows.n, len(members), dtype=self.rows.dtype)
@@ -172,7 +173,7 @@ class Ridge:
     def removal(self, members: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """[k]: what removing a group changes, exactly, as a vector to be multiplied by phi_q."""
         phi = self.rows.take(members)
-        z = self._vectors_of(members, phi)
+        z = self.vectors_of(members, phi)
         left = torch.eye(len(members), dtype=self.rows.dtype) - phi @ z.T
         lower, info = torch.linalg.cholesky_ex((left + left.T) / 2)
         if int(info):

@@ -28,17 +28,9 @@ from guda.baselines.gradients import Gradients, blocks, chosen_weights
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import KeyedNoise
-from guda.errors import GudaError
 
 CHECK = 10  # steps between looks at how far the weights have gone
 TINY = 1e-300  # a gradient of zero has no direction: nothing moves
-
-
-def grid(T: int, levels: int) -> torch.Tensor:
-    """Timesteps 0, T // levels, ...: a few more than `levels` where it does not divide T."""
-    if levels > T:
-        raise GudaError(f"{levels} levels of a schedule of {T} timesteps; give at most {T}")
-    return torch.arange(0, T, T // levels)
 
 
 @dataclass(frozen=True)

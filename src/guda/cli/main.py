@@ -274,7 +274,7 @@ def score(
     nulls = {m: verbs.placebo_null(folder, chosen, m, variant) for m in results}
     lines = []
     for found in results.values():
-        lines.append(f"{found.method} ({found.unit}; positive = the group mattered; {found.estimand})")
+        lines.append(f"{found.method} ({found.unit}; {found.sign}; {found.estimand})")
         if stop is not None:
             lines.append(f"  {verbs.evals_per_picture(folder, found):,.0f} evaluations per picture on average")
         shown = found.queries[:5]

@@ -24,6 +24,7 @@ from guda.baselines.ridge import Rows, Spectrum, gram
 from guda.data.queries import Queries
 from guda.diffusion.models import load_data, load_model, model_digest, model_files, prompt_files, training_inputs
 from guda.engine.tasks import Task
+from guda.errors import Mismatch
 from guda.runs import progress
 from guda.runs.recipe import parse_config
 from guda.runs.run import Run
@@ -126,7 +127,11 @@ class FeatureStore:
         return Featuriser(model, self.config, self.seed, known)
 
     def meta(self) -> dict[str, Any]:
-        return read_header(self.run.path(self.shards()[0]))[0]["meta"]
+        """What the stored features were made with; refused if that is not the present network."""
+        file = self.shards()[0]
+        found = read_header(self.run.path(file))[0]["meta"]
+        check_model(self.run, self.model, found.get("model"), file)
+        return found
 
     def rows(self) -> Rows:
         """The training features, read from disk block by block; refused where a block is of another making."""
@@ -163,6 +168,14 @@ class FeatureStore:
     def with_output(self, output: Any) -> FeatureStore:
         """The same features of another function."""
         return replace(self, config=self.config.model_copy(update={"output": output}))
+
+
+def check_model(run: Run, model: str, found: str | None, file: str) -> None:
+    """Refuse a file that was computed with other weights."""
+    if found != (now := model_digest(run, model)):
+        where = run.path(file)
+        fix = f"delete {where.parent} and run the command again"
+        raise Mismatch(f"{where} was computed with other weights of {model}", found, now, fix)
 
 
 # --- what tasks do ------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from guda.baselines import influence
+from guda.baselines.features import Featuriser, grid, meet
 from guda.baselines.gradients import chosen_weights
 from guda.baselines.presets import (
-    LINEAR,
     DasConfig,
     DasPublicConfig,
     DasSquaredConfig,
@@ -32,32 +32,29 @@ from guda.baselines.presets import (
     TracinConfig,
     TrakConfig,
 )
-from guda.baselines.residuals import profile, residuals
+from guda.baselines.residuals import residuals
 from guda.baselines.ridge import Cholesky, Eigen, Ridge, Rows, effective
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.models import (
+    architecture,
     asked_groups,
     full_tasks,
     load_data,
-    load_model,
-    model_files,
-    prompt_files,
+    model_digest,
     resolve,
-    training_inputs,
 )
 from guda.engine.tasks import Task
+from guda.errors import GudaError, Mismatch
 from guda.methods.base import Method, known_methods, method
+from guda.methods.errors import ErrorStore
 from guda.methods.features import SHARD, FeatureStore
-from guda.runs import progress
 from guda.runs.recipe import parse_config
 from guda.runs.run import Run
-from guda.runs.store import digest, read_header, read_tensors, write_tensors
+from guda.runs.store import digest, read_tensors, write_tensors
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
-
-FORWARD = 256  # images per forward pass where no gradient is taken
 
 
 @method("trak")
@@ -81,17 +78,34 @@ class Trak(Method):
         """What the queries' features may differ in."""
         return () if self.config.query_output is None else ("output",)
 
-    def errors_file(self, model: str, seed: int) -> str:
-        named = [self.config.residual_timesteps, model, seed]
-        return f"artifacts/residuals-{digest(named, 8)}/errors.safetensors"
+    def errors(self, store: FeatureStore) -> ErrorStore | None:
+        if self.config.residual == "none":
+            return None
+        return ErrorStore(self.run, self.config.residual_timesteps, store.model, store.seed)
 
-    def vectors_file(self, number: int) -> str:
-        return f"{self.artifact()}/vectors-{number}.safetensors"
+    def vectors_files(self, number: int) -> list[str]:
+        """Of one network: the vectors of all groups, or those of each group's images, whatever the aggregate."""
+        if influence.linear(self.config):
+            return [f"{self.artifact()}/vectors-{number}.safetensors"]
+        told = self.config.model_dump(mode="json", exclude={"aggregate", "square"})
+        folder = f"artifacts/{self.method_id}-items-{digest(told, 8)}"
+        return [f"{folder}/items-{number}-{g:04d}.safetensors" for g in range(len(self._members()))]
 
     def scores_file(self, part: Queries) -> str:
         return f"{self.artifact()}/scores-{part.digest[:16]}.safetensors"
 
     # ---- tasks ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Everything that would fail in a worker, before anything is trained."""
+        model = architecture(self.run)
+        if model.conditional and self.run.recipe.prompts is None:
+            raise GudaError(
+                f"{self.method_id} needs what the model is told of each training image: `prompts` in the recipe"
+            )
+        Featuriser(model, self.config, model="not trained yet")
+        if self.config.residual != "none":
+            grid(model.schedule.T, self.config.residual_timesteps)
 
     def _args(self, **more: Any) -> dict[str, Any]:
         return {"method": self.method_id, "config": self.config.model_dump(mode="json"), **more}
@@ -107,26 +121,17 @@ class Trak(Method):
             needs = tuple(store.shards())
             if ridge:
                 needs += (store.gram_file, *((store.spectrum_file,) if eigen else ()))
-            if self.config.residual != "none":
-                file = self.errors_file(store.model, store.seed)
+            if (errors := self.errors(store)) is not None:
+                tasks += errors.fit()
+                needs += errors.files()
+            for part, file in enumerate(self.vectors_files(number)):
                 tasks.append(
                     Task(
-                        name=f"residuals of training images, {store.model}", stage=f"fit/{file.split('/')[1]}",
-                        fn="guda.methods.gradient:make_errors", makes=(file,),
-                        args={"timesteps": self.config.residual_timesteps, "model": store.model, "seed": store.seed,
-                              "file": file},
-                        needs=model_files(self.run, store.model) + prompt_files(self.run),
-                        cost=float(load_data(self.run).n * self.config.residual_timesteps),
+                        name=f"fit {self.method_id}, network {number}, part {part}", stage=f"fit/{self.method_id}",
+                        fn="guda.methods.gradient:make_vectors", args=self._args(number=number, part=part),
+                        makes=(file,), needs=needs,
                     )
                 )  # fmt: skip
-                needs += (file,)
-            tasks.append(
-                Task(
-                    name=f"fit {self.method_id} {number}", stage=f"fit/{self.method_id}",
-                    fn="guda.methods.gradient:make_vectors", args=self._args(number=number),
-                    makes=(self.vectors_file(number),), needs=needs,
-                )
-            )  # fmt: skip
         return tasks
 
     def _before(self, store: FeatureStore) -> list[Task]:
@@ -136,7 +141,7 @@ class Trak(Method):
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         stage, stores = f"score/{queries.name}/{self.method_id}", self.stores()
         tasks = [t for store in stores for t in self._asked(store).query_tasks(queries)]
-        vectors = tuple(self.vectors_file(n) for n in range(len(stores)))
+        vectors = tuple(file for n in range(len(stores)) for file in self.vectors_files(n))
         for i, part in enumerate(queries.shards(SHARD)):
             tasks.append(
                 Task(
@@ -157,53 +162,81 @@ class Trak(Method):
         return Ridge(rows, Eigen(store.spectrum(), lam) if eigen else Cholesky(found, lam))
 
     def residual(self, store: FeatureStore) -> np.ndarray:
-        if self.config.residual == "none":
-            return np.ones(load_data(self.run).n)
-        errors = read_tensors(self.run.path(self.errors_file(store.model, store.seed)))[0]["errors"]
-        return residuals(errors.numpy(), self.config.residual)
+        errors = self.errors(store)
+        return np.ones(load_data(self.run).n) if errors is None else residuals(errors.read(), self.config.residual)
 
-    def vectors(self, number: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """What `fit` makes of one network, and what it was made with."""
+    def vectors(self, number: int, part: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """What a task of `fit` makes, and what it was made with."""
         store = self.stores()[number]
-        rows = store.rows()
+        rows, members = store.rows(), self._members()
         ridge = self._ridge(store, rows) if self.config.kernel == "ridge" else None
         about = {"meta": store.meta(), "lambda": None if ridge is None else ridge.factor.lam}
-        return influence.vectors(self.config, rows, ridge, self.residual(store), self._members()), about
+        given = (self.config, rows, ridge, self.residual(store))
+        if influence.linear(self.config):
+            return {"groups": influence.group_vectors(*given, members)}, about
+        return {"items": influence.item_vectors(*given, members[part]).float()}, about
 
     def _members(self) -> list[np.ndarray]:
+        """Of every group: which of them are asked about is decided when scores are read."""
         groups = load_data(self.run).groups
-        return [groups.members(groups.index(name)) for name in asked_groups(self.run)]
+        return [groups.members(k) for k in range(len(groups))]
 
     def shard_scores(self, part: Queries) -> np.ndarray:
         """float64 [q, G], the mean over networks and seeds."""
         found = []
         for number, store in enumerate(self.stores()):
-            path = self.run.path(self.vectors_file(number))
-            phi = self._asked(store).queries(part, self._free, read_header(path)[0]["meta"]).double()
-            found.append(influence.scores(self.config, phi, read_tensors(path)[0], self._members()))
+            phi = influence.query_vectors(self.config, self._asked(store).queries(part, self._free, store.meta()))
+            if influence.linear(self.config):
+                vectors = self._vectors(store, self.vectors_files(number)[0], "groups")
+                found.append((phi @ vectors.double().T).numpy())
+            else:  # one group's images at a time
+                files = self.vectors_files(number)
+                columns = (influence.item_scores(self.config, phi, self._vectors(store, f, "items")) for f in files)
+                found.append(np.stack(list(columns), axis=1))
         return np.mean(found, axis=0)
 
+    def _vectors(self, store: FeatureStore, file: str, what: str) -> torch.Tensor:
+        tensors, header = read_tensors(self.run.path(file))
+        meet(store.meta(), header["meta"], str(self.run.path(file)))
+        return tensors[what]
+
+    def models(self) -> list[str]:
+        """Digests of the networks that scores are made of."""
+        return [model_digest(self.run, store.model) for store in self.stores()]
+
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
-        parts = [read_tensors(self.run.path(self.scores_file(p)))[0]["scores"] for p in queries.shards(SHARD)]
+        parts, now = [], self.models()
+        for part in queries.shards(SHARD):
+            path = self.run.path(self.scores_file(part))
+            tensors, header = read_tensors(path)
+            if header.get("models") != now:
+                fix = f"delete {path.parent} and the features it was made of, then fit and score again"
+                raise Mismatch(f"{path} was computed with other weights", header.get("models"), now, fix)
+            parts.append(tensors["scores"])
+        groups = asked_groups(self.run)
+        every = load_data(self.run).groups
         return Scores(
-            method=self.method_id, unit=self.unit, estimand=self.estimand, queries=queries.ids,
-            groups=asked_groups(self.run), score=torch.cat(parts).numpy(), n_evals=0,
+            method=self.method_id, unit=self.unit, estimand=self.estimand, queries=queries.ids, groups=groups,
+            score=torch.cat(parts).numpy()[:, [every.index(g) for g in groups]], n_evals=round(self.score_evals()),
+            sign=self.sign,
         )  # fmt: skip
+
+    @property
+    def sign(self) -> str:
+        return "a size without a sign" if self.config.square else "positive = the images help"
 
     @property
     def estimand(self) -> str:
         config = self.config
         kernel = f"ridge {config.lam:g} ({config.lam_scale})" if config.kernel == "ridge" else "no kernel"
-        sign = "squared, no sign" if config.square else "positive = the images help"
-        return f"{config.aggregate} of influences, f = {config.output}, {kernel}; {sign}"
+        return f"{config.aggregate} of influences{' squared' * config.square}, f = {config.output}, {kernel}"
 
     # ---- cost -----------------------------------------------------------------------------------------------
 
     def fit_stages(self) -> list[str]:
         """Features and residuals are shared, and each method that needs them would have to make them."""
         shared = [f"fit/{store.name}" for store in self.stores()]
-        if self.config.residual != "none":
-            shared += [f"fit/{self.errors_file(s.model, s.seed).split('/')[1]}" for s in self.stores()]
+        shared += [f"fit/{errors.name}" for store in self.stores() if (errors := self.errors(store)) is not None]
         return [f"fit/{self.method_id}", *dict.fromkeys(shared)]
 
     def score_stages(self, queries: str, terms: str) -> list[str]:
@@ -216,7 +249,7 @@ class Trak(Method):
         dim = dim if self.config.sketch == "identity" else self.config.dim
         features = 4 * dim * sum(task.cost / store.evals for task in left if task.fn.endswith(":make_train"))
         grams = sum(8 * min(n, dim) ** 2 for task in left if task.fn.endswith((":make_gram", ":make_spectrum")))
-        items = 0 if self.config.aggregate in LINEAR and not self.config.square else 4 * n * dim
+        items = 0 if influence.linear(self.config) else 4 * n * dim // len(self._members())
         return round(features + grams + items * sum(task.fn.endswith(":make_vectors") for task in left))
 
     def fit_evals(self) -> float:
@@ -276,20 +309,13 @@ def _method(run: Run, name: str, config: dict[str, Any]) -> Trak:
     return found
 
 
-def make_errors(run: Run, timesteps: int, model: str, seed: int, file: str) -> None:
-    network = load_model(run, model)
-    latents, prompts = training_inputs(run, network, False)
-    cond = network.condition(prompts)
-    found = profile(network, latents.x0, timesteps, seed, FORWARD, cond, progress.tick)
-    write_tensors(run.path(file), {"errors": torch.from_numpy(found)})
-
-
-def make_vectors(run: Run, method: str, config: dict[str, Any], number: int) -> None:
+def make_vectors(run: Run, method: str, config: dict[str, Any], number: int, part: int) -> None:
     found = _method(run, method, config)
-    tensors, about = found.vectors(number)
-    write_tensors(run.path(found.vectors_file(number)), tensors, about)
+    tensors, about = found.vectors(number, part)
+    write_tensors(run.path(found.vectors_files(number)[part]), tensors, about)
 
 
 def make_scores(run: Run, method: str, config: dict[str, Any], queries: str, shard: int) -> None:
     found, part = _method(run, method, config), load_queries(run, queries).shards(SHARD)[shard]
-    write_tensors(run.path(found.scores_file(part)), {"scores": torch.from_numpy(found.shard_scores(part))})
+    tensors = {"scores": torch.from_numpy(found.shard_scores(part))}
+    write_tensors(run.path(found.scores_file(part)), tensors, {"models": found.models()})

@@ -134,6 +134,7 @@ class Nda(Method):
             method=self.method_id, unit=self.unit, queries=queries.ids, groups=groups, n_evals=0,
             estimand=f"{self.config.aggregate} of the posterior mass of the group's patches",
             score=by_group(lambda images: mass[:, images], asked, self.config.aggregate),
+            sign="higher = the picture may have come from the group",
         )  # fmt: skip
 
     def fit_evals(self) -> float:

@@ -130,6 +130,7 @@ class Similarity(Method):
         return Scores(
             method=self.method_id, unit=self.unit, estimand=estimand(self.config.rule),
             queries=queries.ids, groups=groups, score=score, n_evals=0,
+            sign="higher = looks more like the group",
         )  # fmt: skip
 
     def fit_evals(self) -> float:

@@ -9,7 +9,6 @@ Which checkpoint counts and how images become groups is decided when scores are 
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,10 +16,11 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from guda.baselines.aggregate import PATTERN, by_group
+from guda.baselines.gradients import regular_expression
 from guda.baselines.similarity import exemplars
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import architecture, asked_groups, load_data, model_files, prompt_files, run_schedule
+from guda.diffusion.models import architecture, asked_groups, load_data, model_files, prompt_files
 from guda.engine.tasks import Task
 from guda.errors import GudaError, NotFinite
 from guda.methods.base import Method, method
@@ -74,11 +74,7 @@ class SynthesizedConfig(Config):
     @field_validator("weights")
     @classmethod
     def _expression(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as e:
-            raise ValueError(f"{value!r} is not a regular expression ({e})") from None
-        return value
+        return regular_expression(value)
 
     @model_validator(mode="after")
     def _together(self) -> SynthesizedConfig:
@@ -144,9 +140,8 @@ class Synthesized(Method):
     @property
     def _losses_evals(self) -> int:
         """One evaluation of every training sample."""
-        T = run_schedule(self.run).T
         copies = 2 if self.config.flips else 1
-        return sum(map(len, self.chosen)) * copies * len(range(0, T, max(1, T // self.config.levels)))
+        return sum(map(len, self.chosen)) * copies * self.config.levels
 
     @property
     def _pass_evals(self) -> int:
@@ -154,8 +149,8 @@ class Synthesized(Method):
         return 3 * min(self.config.fisher_images or n, n)
 
     def check(self) -> None:
+        from guda.baselines.features import grid
         from guda.baselines.gradients import chosen_weights
-        from guda.baselines.synthesized import grid
         from guda.methods.synthesized_work import pattern
 
         model = architecture(self.run)
@@ -238,7 +233,8 @@ class Synthesized(Method):
             estimand=f"{config.aggregate} of training losses gained by unlearning the query, {how}",
             queries=queries.ids, groups=asked_groups(self.run),
             score=by_group(lambda images: tau[:, images], places, config.aggregate),
-            n_evals=round(self._ascent_evals + self._after_evals / len(self.chosen)),  # the ascent serves all groups
+            n_evals=round(self._ascent_evals + self._after_evals / len(self.chosen)),  # the ascent serves all groups,
+            sign="positive = the images help",
         )  # fmt: skip
 
     def fit_evals(self) -> float:

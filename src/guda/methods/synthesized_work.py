@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from guda.baselines.features import grid
 from guda.baselines.fisher import Fisher, fisher_pass, inverse, mean_of, per_sample_block
 from guda.baselines.gradients import KEYS_AND_VALUES, Gradients
-from guda.baselines.synthesized import Ascent, Query, Samples, first_order, grid, losses, unlearn_query
+from guda.baselines.synthesized import Ascent, Query, Samples, first_order, losses, unlearn_query
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.latents import Latents
 from guda.diffusion.models import load_data, load_model, model_digest, training_inputs
@@ -45,7 +46,7 @@ class _Work:
         self.model, self.data = load_model(run, "base"), load_data(run)
         self.weights = pattern(self.model, self.config)
         self.settings = Settings(run_settings(run).block, self.model.device.type)  # differences need full precision
-        self.t = grid(self.model.schedule.T, self.config.levels)
+        self.t = torch.from_numpy(grid(self.model.schedule.T, self.config.levels))
 
     @property
     def header(self) -> dict[str, str]:

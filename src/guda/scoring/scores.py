@@ -67,6 +67,7 @@ class Scores:
     rank_hi: np.ndarray | None = None
     p_first: np.ndarray | None = None  # probability of being first, given the error
     ranks: np.ndarray | None = None  # where the ranking is not simply by score (races)
+    sign: str = SIGN  # what a positive score says
 
     def __post_init__(self) -> None:
         if self.score.shape != (len(self.queries), len(self.groups)):
@@ -132,7 +133,9 @@ class Scores:
             "n_evals": pa.array(np.broadcast_to(self.n_evals, self.score.shape).reshape(-1), pa.int64()),
             "method": pa.array([self.method] * n),
         }
-        return pa.table(columns).replace_schema_metadata({"estimand": self.estimand, "sign": SIGN, "level": "0.95"})
+        return pa.table(columns).replace_schema_metadata(
+            {"estimand": self.estimand, "sign": self.sign, "level": "0.95"}
+        )
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per query and group: query, group, score, unit, stderr, lo, hi, rank, n_evals, method."""
@@ -165,4 +168,5 @@ class Scores:
             columns["method"][0], columns["unit"][0], (table.schema.metadata or {}).get(b"estimand", b"").decode(),
             queries, groups, score, np.array(columns["n_evals"]).reshape(shape), array("stderr"), array("lo"),
             array("hi"), array("rank_lo"), array("rank_hi"), array("p_first"), ranks.astype(np.int64),
+            (table.schema.metadata or {}).get(b"sign", SIGN.encode()).decode(),
         )  # fmt: skip
