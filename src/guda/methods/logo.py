@@ -114,6 +114,10 @@ class Logo(ElboMethod):
         found = [self._values([self.seed_set(seed)], read, bands) for seed in self.config.seeds]
         return [np.stack(of_band) for of_band in zip(*found, strict=True)]
 
+    def round_values(self, queries: Queries, bands: Bands | None = None) -> np.ndarray:
+        """The oracle's scores, mean over seeds, by every round of draws alone: [rounds, Q, G]."""
+        return np.asarray(self.contributions(self.sets(), self.reader(queries, bands)).sum(axis=-1))
+
     def fit_evals(self) -> float:
         """Of one seed: what one retraining per group costs."""
         return float(train_evals(self.run))
