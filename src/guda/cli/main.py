@@ -362,6 +362,7 @@ app.add_typer(bank, name="bank")
 app.add_typer(prompts, name="prompts")
 app.command()(experiments.tune)
 app.command()(experiments.ablate)
+app.command()(experiments.pairs)
 
 
 def main() -> None:
