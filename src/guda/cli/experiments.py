@@ -1,4 +1,4 @@
-"""`guda tune` and `guda ablate`: many settings of one method in one run."""
+"""`guda tune` and `guda ablate`: many settings of one method in one run; `guda pairs`: two groups at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from guda.cli.options import Json, RunFolder, Workers, make_engine, say
+from guda.cli.options import Json, Method, RunFolder, Workers, make_engine, say
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -134,3 +134,31 @@ def ablate(
             print(f"Tables: {path}, {path.with_suffix('.md')}\n")
     value = {t.name: {"path": str(table_path(folder, t)), **t.model_dump(mode="json")} for t in tables}
     say(value, REPORTED, as_json)
+
+
+def pairs(
+    run: RunFolder,
+    pair: Annotated[
+        list[str], typer.Option("--pair", help="Two groups with a comma, e.g. cat,dog; repeat.", show_default=False)
+    ],
+    method: Method = None,
+    queries: Annotated[
+        str | None, typer.Option("--queries", "-q", help="Name of a query set; default: the recipe's.")
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Leave two groups out together (LOGO and unlearned): do scores add up?"""
+    from guda import verbs
+    from guda.evaluation.additivity import HEADER, pair_rows, pairs_title
+    from guda.runs.run import Run
+
+    folder = Run.open(run)
+    asked = verbs.parse_pairs(folder, pair)
+    found = verbs.pairs(folder, verbs.choose_queries(folder, queries), asked, method, make_engine(workers, as_json))
+    lines = [pairs_title(found)]
+    for row in pair_rows(found):
+        lines.append(f"  {row[0]}")
+        lines += [f"    {name:<20}{cell}" for name, cell in zip(HEADER[1:], row[1:], strict=True)]
+    lines += [found.sign, f"Tables: {folder.path('pairs.json')}, {folder.path('pairs.md')}"]
+    say({"path": str(folder.path("pairs.json")), **found.model_dump(mode="json")}, "\n".join(lines), as_json)

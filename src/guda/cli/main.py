@@ -366,6 +366,7 @@ app.add_typer(prompts, name="prompts")
 app.command()(experiments.tune)
 app.command()(experiments.ablate)
 app.command()(reproduce)
+app.command()(experiments.pairs)
 
 
 def main() -> None:

@@ -133,6 +133,13 @@ class Groups:
         """The groups of a selection of images, under the same names."""
         return Groups(self.names, self.membership[indices])
 
+    def joined(self, *ks: int, name: str) -> Groups:
+        """Several groups as one called `name`, which comes first; the others as they are."""
+        rest = [k for k in range(len(self)) if k not in {self._column(k) for k in ks}]
+        union = self.membership[:, list(ks)].any(axis=1, keepdims=True)
+        names = (name, *(self.names[k] for k in rest))
+        return Groups(names, np.concatenate([union, self.membership[:, rest]], axis=1))
+
     def to_json(self) -> dict[str, Any]:
         members = [self.members(k).tolist() for k in range(len(self))]
         return {"n_images": self.n_images, "names": list(self.names), "members": members}

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.prompts import FILE, load_prompts
 from guda.diffusion.denoiser import Denoiser, default_device
@@ -206,14 +207,16 @@ def training_prompts(run: Run) -> tuple[str, ...] | None:
     return None if run.recipe.prompts is None else load_prompts(run).training
 
 
-def train_model(run: Run, seed: int, checkpoint: Path, **options: Any) -> Trained:
-    """The run's architecture trained by its recipe, from its pretrained start where it has one."""
+def train_model(run: Run, seed: int, checkpoint: Path, groups: Groups | None = None, **options: Any) -> Trained:
+    """The run's architecture trained by its recipe, from its pretrained start where it has one.
+
+    `groups`: another grouping of the same images, to leave out more than one group of the run's."""
     from guda.diffusion.training import train
 
     data, config, denoiser = load_data(run), need_training(run), architecture(run)
     latents, prompts = training_inputs(run, denoiser, config.flips)
     return train(
-        denoiser, data.images, data.groups, config, seed=seed, checkpoint=checkpoint, tick=progress.tick,
+        denoiser, data.images, groups or data.groups, config, seed=seed, checkpoint=checkpoint, tick=progress.tick,
         latents=latents, prompts=prompts, fine_tune=run.recipe.model.start is not None, **options,
     )  # fmt: skip
 

@@ -30,6 +30,7 @@ from pydantic import (
 from guda.errors import GudaError
 from guda.evaluation.bootstrap import Interval
 from guda.evaluation.ceiling import CEILING, Comparison
+from guda.evaluation.floor import Floor
 from guda.runs.run import library_versions
 from guda.runs.store import read_json, write_json
 
@@ -98,6 +99,16 @@ class ReliabilityEntry(_Model):
     mean_of_seeds: FiniteFloat = Field(description="Spearman-Brown: S r / (1 + (S-1) r)")
 
 
+class FloorEntry(_Model):
+    """How far the oracle agrees with itself under fresh scoring noise, the models being the same."""
+
+    rounds: int = Field(ge=2, description="rounds of draws behind the scores")
+    half: int = Field(ge=1, description="rounds that are scored against the other rounds, averaged over splits")
+    metrics: dict[str, Figure]
+    one_round: FiniteFloat = Field(description="mean correlation of two rounds, scores centred per query")
+    mean_of_rounds: FiniteFloat = Field(description="Spearman-Brown, of all rounds")
+
+
 class DatasetEntry(_Model):
     n_queries: int = Field(ge=1)
     seeds: list[int] = Field(description="seeds of the LOGO oracle")
@@ -112,6 +123,7 @@ class DatasetEntry(_Model):
     random: dict[str, FiniteFloat] | None = Field(default=None, description="expected figures of random rankings")
     reference: str | None = Field(default=None, description="the method that `difference` is taken to")
     note: str | None = None
+    floor: FloorEntry | None = Field(default=None, description="query-noise floor; null with one round")
     pairs: list[PairEntry] | None = Field(default=None, description="methods against each other; null: not tested")
 
 
@@ -143,6 +155,7 @@ def dataset_entry(
     costs: Mapping[str, Cost] | None = None,
     figures: Mapping[str, float] | None = None,
     pairs: Sequence[PairEntry] | None = None,
+    floor: Floor | None = None,
 ) -> DatasetEntry:
     """What `compare` found, and costs by method id; the cost of `logo` goes with the ceiling's figures."""
     costs = costs or {}
@@ -175,8 +188,15 @@ def dataset_entry(
         random=comparison.random,
         reference=comparison.reference,
         note=comparison.note,
+        floor=None if floor is None else _floor_entry(floor),
         pairs=list(pairs) if pairs else None,
     )
+
+
+def _floor_entry(floor: Floor) -> FloorEntry:
+    one, mean = floor.reliability.one_seed, floor.reliability.mean_of_seeds
+    metrics = as_figures(floor.intervals)
+    return FloorEntry(rounds=floor.rounds, half=floor.half, metrics=metrics, one_round=one, mean_of_rounds=mean)
 
 
 def _cpu_model() -> str:

@@ -102,13 +102,21 @@ def told_apart(entry: DatasetEntry, metric: str = "top1") -> str:
 
 
 def footer(entry: DatasetEntry) -> str:
-    """The entry's note, how reliable the oracle is and which methods are not told apart."""
+    """The entry's note, how reliable the oracle is, its noise and which methods are not told apart."""
     parts = [entry.note] if entry.note else []
     if entry.reliability:
         r = entry.reliability
         parts.append(
             f"Reliability of the oracle: {r.one_seed:.2f} for one seed, {r.mean_of_seeds:.2f} for the mean "
             f"of {len(entry.seeds)} (Spearman-Brown)."
+        )
+    if entry.floor:
+        f, shown = entry.floor, ("top1", "ndcg3", "spearman")
+        figures = ", ".join(f"{LABELS[m]} {figure_text(f.metrics[m])}" for m in shown if m in f.metrics)
+        halves = f"{f.half} round{'' if f.half == 1 else 's'} of noise against {f.rounds - f.half} other"
+        parts.append(
+            f"Query-noise floor (LOGO against itself, same models, {halves}): {figures}; "
+            f"reliability {f.mean_of_rounds:.2f} for all {f.rounds} rounds."
         )
     if told := told_apart(entry):
         parts.append(told)

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from guda.counterfactuals.bank import Counterfactual, file_name
+from guda.data.groups import Groups
 from guda.data.queries import Queries
 from guda.diffusion.models import (
     drop_checkpoints,
@@ -114,6 +115,10 @@ class Logo(ElboMethod):
         found = [self._values([self.seed_set(seed)], read, bands) for seed in self.config.seeds]
         return [np.stack(of_band) for of_band in zip(*found, strict=True)]
 
+    def round_values(self, queries: Queries, bands: Bands | None = None) -> np.ndarray:
+        """The oracle's scores, mean over seeds, by every round of draws alone: [rounds, Q, G]."""
+        return np.asarray(self.contributions(self.sets(), self.reader(queries, bands)).sum(axis=-1))
+
     def fit_evals(self) -> float:
         """Of one seed: what one retraining per group costs."""
         return float(train_evals(self.run))
@@ -121,9 +126,15 @@ class Logo(ElboMethod):
 
 def train_logo(run: Run, seed: int, group: str) -> float:
     found: Any = get_method(run, "logo")
-    checkpoints = run.path("checkpoints", f"logo-{digest([found.folder, seed, group])}")
-    trained = train_model(run, seed, checkpoints, leave_out=group, coupled=found.config.coupled)
+    return train_without(found, seed, group, found.file(seed, group))
+
+
+def train_without(logo: Logo, seed: int, group: str, file: str, groups: Groups | None = None) -> float:
+    """A retraining without `group`, kept in `file`; `groups`: the grouping it is one of, if not the run's own."""
+    run = logo.run
+    checkpoints = run.path("checkpoints", f"logo-{digest([logo.folder, seed, group])}")
+    trained = train_model(run, seed, checkpoints, groups, leave_out=group, coupled=logo.config.coupled)
     if not team.leads():
         return trained.earlier
-    Counterfactual("weights", group, "", f"logo-s{seed}", trained.weights).save(run.path(found.file(seed, group)))
+    Counterfactual("weights", group, "", f"logo-s{seed}", trained.weights).save(run.path(file))
     return drop_checkpoints(checkpoints, trained.earlier)

@@ -9,6 +9,7 @@ import numpy as np
 import guda.counterfactuals.operators  # noqa: F401  registers the operators
 from guda.counterfactuals.bank import file_name
 from guda.counterfactuals.unlearn import OPERATORS, Operator, check_kind, flips, unlearn_group
+from guda.data.images import ImageData
 from guda.data.prompts import load_prompts
 from guda.data.queries import Queries
 from guda.diffusion.models import (
@@ -113,16 +114,21 @@ def fit_group(run: Run, method: str, config: dict[str, Any], group: str) -> None
     """The settings come with the task, not from the recipe: tuning and ablations fit the same operator with several."""
     found = METHODS[method](run, method, parse_config(OPERATORS[method].Config, config, method))
     assert isinstance(found, Unlearned)
-    conditional = None
+    fit_without(found, load_data(run), group, found.file(group))
+
+
+def fit_without(found: Unlearned, data: ImageData, group: str, file: str) -> None:
+    """The run's model with `group` of `data` unlearned, kept in `file`; `data` may group the run's images otherwise."""
+    run, conditional = found.run, None
     if found.operator.needs_conditional:
         conditional = load_model(run, conditional_name(need_training(run).seed))
     notes: dict[str, Any] = {}
     model, prompts = load_model(run, "base"), None if run.recipe.prompts is None else load_prompts(run)
     latents, _ = training_inputs(run, model, flips(found.config))
     made = unlearn_group(
-        model, load_data(run), group, method, found.config, progress.tick, conditional, notes, prompts, latents
+        model, data, group, found.method_id, found.config, progress.tick, conditional, notes, prompts, latents
     )
-    path = run.path(found.file(group))
+    path = run.path(file)
     if notes:  # first: the counterfactual says that the task is done
         write_json(path.with_suffix(".json"), notes)
     made.save(path)

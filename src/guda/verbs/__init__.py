@@ -6,6 +6,7 @@ from guda.verbs.evaluate import evaluate, evaluate_bands, pipeline
 from guda.verbs.health import health, health_methods
 from guda.verbs.likelihood import evaluate_likelihood, likelihood, likelihood_path
 from guda.verbs.outline import outline
+from guda.verbs.pairs import pairs, parse_pairs
 from guda.verbs.partition import partition
 from guda.verbs.plan import Budget, plan
 from guda.verbs.project import change_groups, change_queries, change_scoring, change_settings, init, status
@@ -44,6 +45,8 @@ __all__ = [
     "likelihood_path",
     "local_engine",
     "outline",
+    "pairs",
+    "parse_pairs",
     "parse_space",
     "partition",
     "pipeline",

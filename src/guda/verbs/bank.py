@@ -22,6 +22,7 @@ from guda.errors import GudaError, Mismatch
 from guda.methods.base import get_method, known_methods
 from guda.methods.elbo import ElboMethod
 from guda.methods.logo import Logo
+from guda.methods.pairs import pair_files
 from guda.methods.placebo import fitted_placebos
 from guda.methods.posterior import RULE
 from guda.methods.unlearned import Unlearned
@@ -59,7 +60,7 @@ def _expected(run: Run) -> dict[str, str]:
         method = get_method(run, name)
         if isinstance(method, ElboMethod):
             refs = [(r.counterfactual, g) for _, groups in method.sets() for g, r in groups.items()]
-            names |= {file: group for file, group in refs if file is not None}
+            names |= {file: group for file, group in refs if file is not None} | pair_files(method)
         if null := fitted_placebos(method):
             names |= {null.file(group): group for group in null.groups}
     return names

@@ -12,6 +12,7 @@ from guda.diffusion.models import need_training, run_schedule
 from guda.diffusion.queries import collect_samples, sample_tasks
 from guda.errors import GudaError
 from guda.evaluation.ceiling import Comparison, compare
+from guda.evaluation.floor import query_noise_floor
 from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.evaluation.separation import separation
 from guda.methods.base import Method, get_method, known_methods
@@ -60,8 +61,13 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
             # other methods may have steps too, but not of a training
             if isinstance(method, ElboMethod) and (steps := getattr(method.config, "steps", None)):
                 figures[f"steps_ratio_vs_logo.{m}"] = need_training(run).steps / steps
-    pairs = separation(found, seed=run.recipe.evaluation.seed)
-    entry = dataset_entry(found, list(oracle.config.seeds), scores[oracle.method_id].estimand, costs, figures, pairs)
+    asked = run.recipe.evaluation
+    rounds = oracle.round_values(queries, bands) if run.recipe.scoring.rounds > 1 else None
+    entry = dataset_entry(
+        found, list(oracle.config.seeds), scores[oracle.method_id].estimand, costs, figures,
+        pairs=separation(found, seed=asked.seed),
+        floor=None if rounds is None else query_noise_floor(rounds, asked.resamples, asked.seed),
+    )  # fmt: skip
     value = entry.model_dump(mode="json")
     if bands is not None:
         write_json(run.path("scores", name, bands.slug, "evaluation.json"), value)

@@ -1,0 +1,165 @@
+"""Do scores add up? A pair of groups left out together against the sum of its singles, picture by picture.
+
+    excess_q = score_q({a, b}) - score_q(a) - score_q(b),   nats; 0 = additive
+
+Positive: the two groups stand in for each other, so that either alone is missed less than both. Negative: what the two
+take away overlaps. All four models (full, without a, without b, without both) saw the same (t, eps), so the excess is
+taken draw by draw and its noise is that of the difference. Means over queries, their ratio and the correlation over
+queries have paired bootstrap intervals, conditional on the trained models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, FiniteFloat
+
+from guda.evaluation.bootstrap import Interval, bootstrap_mean, percentile_interval, resampled_means
+from guda.evaluation.results import Figure
+from guda.evaluation.tables import MISSING, markdown_table
+from guda.runs.recipe import Config
+from guda.scoring.estimate import difference
+
+Array = NDArray[np.float64]
+ADDITIVE = "not separated from additive"
+SIGN = "joint - sum > 0: each group stands in for the other; < 0: what they take away overlaps"
+
+
+@dataclass(frozen=True)
+class Additivity:
+    """Of one method and one pair."""
+
+    excess: Array  # nats [Q]
+    joint: Interval
+    total: Interval  # the sum of the singles
+    difference: Interval
+    ratio: Interval | None  # mean joint / mean sum; None where the sum may be 0
+    correlation: Interval | None  # of joint and sum over queries; None where one of them is constant
+    off: int | None  # queries whose own excess is told from 0; None without an error model
+
+
+def additivity(joint: Array, one: Array, two: Array, *, grid: bool = False, n: int = 2000, seed: int = 0) -> Additivity:
+    """From paired contributions [R, Q, S] of the pair and of its singles."""
+    d = joint - one - two
+    own = difference(d, grid=grid)
+    x, y = joint.mean(axis=0).sum(axis=-1), (one + two).mean(axis=0).sum(axis=-1)
+    total = bootstrap_mean(y, n, seed)
+    ratio = None
+    if total.separated:
+        means = resampled_means(np.stack([x, y])[:, None], n, seed)
+        ratio = percentile_interval(x.mean() / y.mean(), means[:, 0] / means[:, 1])
+    return Additivity(
+        excess=own.score, joint=bootstrap_mean(x, n, seed), total=total, difference=bootstrap_mean(x - y, n, seed),
+        ratio=ratio, correlation=pearson(x, y, n, seed),
+        off=None if own.lo is None or own.hi is None else int(((own.lo > 0) | (own.hi < 0)).sum()),
+    )  # fmt: skip
+
+
+def pearson(x: Array, y: Array, n: int = 2000, seed: int = 0) -> Interval | None:
+    """Correlation over queries with its bootstrap interval; None where one of them is constant."""
+    a, b = x - x.mean(), y - y.mean()
+    if not a.any() or not b.any():
+        return None
+    moments = resampled_means(np.stack([a, b, a * a, b * b, a * b])[:, None], n, seed)
+    ma, mb, aa, bb, ab = moments.T
+    spread = np.sqrt(np.maximum(aa - ma**2, 0) * np.maximum(bb - mb**2, 0))
+    whole = np.divide(ab - ma * mb, spread, out=np.zeros_like(spread), where=spread > 0)
+    r = float(a @ b / np.sqrt((a @ a) * (b @ b)))
+    return percentile_interval(r, np.clip(whole, -1.0, 1.0))
+
+
+def repeatability(excesses: Sequence[Array]) -> float | None:
+    """Mean correlation of the excess between two retrainings of the pair and its singles; None with one seed."""
+    if len(excesses) < 2 or any(np.ptp(e) == 0 for e in excesses):
+        return None
+    return float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in combinations(excesses, 2)]))
+
+
+class PairRow(Config):
+    method: str
+    a: str
+    b: str
+    joint: Figure = Field(description="mean score of the two groups left out together, nats")
+    total: Figure = Field(description="mean sum of the two single scores, nats")
+    difference: Figure = Field(description="joint - sum, nats")
+    ratio: Figure | None = Field(description="mean joint / mean sum; null where the sum may be 0")
+    correlation: Figure | None = Field(description="of joint and sum over queries")
+    off: int | None = Field(description="queries whose own excess is told from 0 at 95 %")
+    repeat: FiniteFloat | None = Field(None, description="LOGO: correlation of the excess between two seeds")
+    against_logo: Figure | None = Field(None, description="correlation over queries of this excess with LOGO's")
+
+    @property
+    def additive(self) -> bool:
+        """Not told from additive, on average over queries."""
+        return self.difference.lo <= 0 <= self.difference.hi
+
+
+class PairsFile(Config):
+    """RUN/pairs.json."""
+
+    format: Literal["guda-pairs/1"] = "guda-pairs/1"
+    queries: str
+    n_queries: int
+    seeds: list[int] = Field(description="of the LOGO oracle; empty where nothing was retrained")
+    estimand: str
+    unit: Literal["nats"] = "nats"
+    sign: str = SIGN
+    rows: tuple[PairRow, ...]
+
+
+def figure(interval: Interval) -> Figure:
+    return Figure(mean=interval.mean, lo=interval.lo, hi=interval.hi)
+
+
+def pair_row(method: str, pair: tuple[str, str], found: Additivity, logo: Additivity | None, repeat: float | None,
+             n: int = 2000, seed: int = 0) -> PairRow:  # fmt: skip
+    """`logo`: the oracle's excess, for a row of another method."""
+    against = None if logo is None else pearson(found.excess, logo.excess, n, seed)
+    return PairRow(
+        method=method, a=pair[0], b=pair[1], joint=figure(found.joint), total=figure(found.total),
+        difference=figure(found.difference), ratio=figure(found.ratio) if found.ratio else None,
+        correlation=figure(found.correlation) if found.correlation else None, off=found.off, repeat=repeat,
+        against_logo=figure(against) if against else None,
+    )  # fmt: skip
+
+
+HEADER = ("pair, method", "joint", "sum of singles", "joint - sum", "joint / sum", "r(joint, sum)", "queries off",
+          "r(excess, LOGO's)")  # fmt: skip
+
+
+def _nats(f: Figure) -> str:
+    return f"{f.mean:+.3g} [{f.lo:+.3g}, {f.hi:+.3g}]"
+
+
+def _plain(f: Figure | None) -> str:
+    return MISSING if f is None else f"{f.mean:.2f} [{f.lo:.2f}, {f.hi:.2f}]"
+
+
+def pair_rows(found: PairsFile) -> list[tuple[str, ...]]:
+    """Cells under HEADER."""
+    return [
+        (
+            f"{r.a} + {r.b}, {r.method}", _nats(r.joint), _nats(r.total),
+            _nats(r.difference) + (f", {ADDITIVE}" if r.additive else ""), _plain(r.ratio), _plain(r.correlation),
+            MISSING if r.off is None else f"{r.off} of {found.n_queries}",
+            _plain(r.against_logo) if r.repeat is None else f"{r.repeat:.2f} (one seed with another)",
+        )
+        for r in found.rows
+    ]  # fmt: skip
+
+
+def pairs_title(found: PairsFile) -> str:
+    seeds = f", {len(found.seeds)} LOGO seed{'' if len(found.seeds) == 1 else 's'}" if found.seeds else ""
+    return (
+        f"Two groups left out together against the sum of singles: {found.estimand} ({found.unit}), "
+        f"{found.n_queries:,} queries{seeds}, 95 % intervals"
+    )
+
+
+def pairs_markdown(found: PairsFile) -> str:
+    return f"**{pairs_title(found)}**\n\n{markdown_table(HEADER, pair_rows(found))}\n\n{found.sign}.\n"
