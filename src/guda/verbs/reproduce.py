@@ -26,6 +26,7 @@ from guda.verbs.ablate import ablate, read_ablation
 from guda.verbs.evaluate import pipeline
 from guda.verbs.lab import write_tables
 from guda.verbs.likelihood import likelihood
+from guda.verbs.pairs import pairs
 from guda.verbs.partition import partition
 from guda.verbs.project import init
 from guda.verbs.prompts import prompts_build
@@ -48,7 +49,7 @@ class Reproduction(Config):
     likelihood: LikelihoodConfig | None = Field(None, description="Log-likelihoods as a second oracle.")
     partition: PartitionConfig | None = Field(None, description="The same experiment on a noisy partition.")
     pairs: tuple[tuple[str, str], ...] = Field((), description="Pairs of groups to leave out together.")
-    pairs_by: str | None = Field(None, description="The unlearned method that pairs are also asked of.")
+    pairs_by: tuple[str, ...] = Field((), description="Unlearned methods that pairs are also asked of.")
     ablations: tuple[str, ...] = Field((), description="Sweeps, carried out on demand.")
 
 
@@ -119,6 +120,9 @@ def reproduce(
         moved = _changed(recipe, "data", partition=wanted.partition.model_dump(mode="json"))
         noisy, _ = _carried_out(noisy_root(root), moved, engine)
         partition(run, noisy)
+    if wanted.pairs:
+        say(f"{recipe.name}: pairs of groups")
+        pairs(run, choose_queries(run), wanted.pairs, wanted.pairs_by, engine)
     for sweep in wanted.ablations if ablations else ():
         say(f"{recipe.name}: ablation {sweep}")
         ablate(run, read_ablation(sweep), engine)
