@@ -1,0 +1,104 @@
+"""`guda reproduce` on the tiny run: every question asked, nothing done twice, the same tables from the same run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tinyrun import Inline, digits_folder, tiny
+
+from guda import verbs
+from guda.errors import GudaError
+from guda.methods.base import known_methods
+from guda.runs.run import Run
+from guda.verbs.lab import write_tables
+
+
+def experiment(folder: Path, **changes: Any) -> str:
+    recipe = folder / "tiny.yaml"
+    recipe.write_text(tiny(digits_folder()).to_yaml())
+    value = {
+        "about": "a tiny experiment", "scales": {"full": str(recipe)}, "published": "cifar10",
+        "methods": {"dtrak": {"dim": 16, "timesteps": 2}, "retrack": {"steps": 1}},
+        "likelihood": {"n": 4, "steps": 3, "seeds": 1}, "partition": {"fraction": 0.2, "seed": 1},
+        "pairs": [["0", "1"]], "pairs_by": ["retrack"],
+    } | changes  # fmt: skip
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(value))
+    return str(path)
+
+
+def test_an_experiment_from_nothing_to_its_tables_and_nothing_twice(tmp_path: Path) -> None:
+    name, root = experiment(tmp_path), tmp_path / "run"
+    said: list[str] = []
+    first = Inline()
+    done = verbs.reproduce(name, root, first, say=said.append)
+    assert [text.partition(": ")[2] for text in said] == [
+        "train, retrain, fit, score", "log-likelihoods", "the same on a noisy partition", "pairs of groups",
+        "tables and figures",
+    ]  # fmt: skip
+    keys = {"main", "timing", "elbo-likelihood", "oracles", "noisy"}
+    files = {p.name for p in done.tables}
+    assert {f"{k}.{end}" for k in keys for end in ("md", "csv", "tex")} <= files
+    assert (root / "pairs.md").is_file()
+    assert Run.open(tmp_path / "run-noisy").recipe.data.partition is not None
+    main = (root / "tables" / "main.md").read_text()
+    for row in ("LOGO, one retraining (ceiling)", "retrack", "dtrak", "similarity-pixel", "random ranking", "GUDA"):
+        assert row in main
+    assert Run.open(root).recipe.methods["retrack"]["steps"] == 5  # the recipe's own settings come first
+
+    before = {p.name: p.read_bytes() for p in (root / "tables").iterdir()}
+    again = Inline()
+    verbs.reproduce(name, root, again)
+    assert again.ran == []
+    assert {p.name: p.read_bytes() for p in (root / "tables").iterdir()} == before
+    for path in (root / "tables").iterdir():
+        path.unlink()
+    write_tables(Run.open(root), "cifar10", Run.open(tmp_path / "run-noisy"))
+    assert {p.name: p.read_bytes() for p in (root / "tables").iterdir()} == before
+
+
+def test_an_interrupted_experiment_goes_on(tmp_path: Path) -> None:
+    name, root = experiment(tmp_path, likelihood=None, partition=None, pairs=[]), tmp_path / "run"
+    ran: list[str] = []
+    for _ in range(100):
+        engine = Inline(stop_after=7)
+        try:
+            verbs.reproduce(name, root, engine)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            ran += engine.ran
+    assert len(ran) == len(set(ran))
+    assert (root / "tables" / "main.tex").is_file()
+
+
+def test_the_shipped_experiments_are_complete() -> None:
+    assert verbs.reproductions() == ["cifar10", "digits", "emoji", "fashion-mnist", "unlearncanvas"]
+    for name in verbs.reproductions():
+        wanted = verbs.read_reproduction(name)
+        for scale in wanted.scales:
+            recipe = verbs.scaled_recipe(wanted, scale)
+            assert set(wanted.methods) <= set(recipe.methods) <= set(known_methods())
+            assert "logo" in recipe.methods
+        for sweep in wanted.ablations:
+            assert verbs.read_ablation(sweep).name == sweep
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "message"),
+    [
+        ("mnist", "full", "no experiment 'mnist' to reproduce; there are: cifar10, digits"),
+        ("digits", "small", "no scale 'small'; there are: full"),
+        ("nothing.yaml", "full", r"experiment nothing\.yaml does not exist"),
+    ],
+)
+def test_what_is_not_there_is_one_line(tmp_path: Path, name: str, scale: str, message: str) -> None:
+    with pytest.raises(GudaError, match=message):
+        verbs.reproduce(name, tmp_path / "run", Inline(), scale)
+
+
+def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(GudaError, match="published"):
+        verbs.read_reproduction(experiment(tmp_path, published="mnist"))
