@@ -1,0 +1,220 @@
+"""Figures of measured numbers: fidelity against cost, scores as a heat map, ELBO against likelihood, time against
+queries. Each takes what the tables take and writes one file; units and signs are on the axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from guda.errors import GudaError
+from guda.evaluation.ceiling import CEILING
+from guda.evaluation.metrics import LABELS
+from guda.evaluation.results import DatasetEntry, MethodEntry
+from guda.evaluation.tables import human_count
+from guda.evaluation.timing import Timing, crossing
+from guda.report.style import DIVERGING, FAINT, INK, OKABE_ITO, dashes, drawing, look
+from guda.scoring.scores import SIGN, Scores
+
+APART = (0.015, 0.03)  # of the axes: points closer than this in both are drawn side by side
+
+
+# ---- fidelity against cost ----------------------------------------------------------------------------------------
+
+
+def cost_fidelity(name: str, entry: DatasetEntry, path: Path, metric: str = "top1") -> Path:
+    """Agreement with LOGO against network evaluations: of fitting all groups (left), and of fitting and scoring all
+    queries (right). Methods that evaluate no network stand at 0. Points of about equal cost are drawn side by side."""
+    groups, queries = entry.n_groups or 1, entry.n_queries
+    shown = {m: e for m, e in entry.methods.items() if m != CEILING and metric in e.metrics and e.fit_evals is not None}
+    if not shown:
+        raise GudaError(f"{name}: no method has both {LABELS[metric]} and a cost; evaluate the run first")
+    logo, looks = entry.methods.get(CEILING), {m: look(i) for i, m in enumerate(shown)}
+    ceiling = (entry.ceiling or {}).get(metric)
+
+    def fit(e: MethodEntry) -> float:
+        return groups * (e.fit_evals or 0.0)
+
+    def total(e: MethodEntry, seeds: int = 1) -> float:
+        return fit(e) + queries * (e.score_evals or 0.0) / seeds
+
+    with drawing(path, 10.4, 3.6 + 0.05 * len(shown)) as figure:
+        axes = figure.subplots(1, 2, sharey=True)
+        for axis, cost, what in (
+            (axes[0], fit, f"evaluations to fit {groups} groups"),
+            (axes[1], total, f"evaluations to fit {groups} groups and score {queries:,} queries"),
+        ):
+            own = None
+            if logo is not None and logo.fit_evals:
+                own = fit(logo) if cost is fit else total(logo, len(entry.seeds) or 1)
+            costs, width = _log_axis(axis, {m: cost(e) for m, e in shown.items()}, own)
+            places = _swarm(costs, {m: e.metrics[metric].mean for m, e in shown.items()}, width)
+            for m, e in shown.items():
+                f = e.metrics[metric]
+                axis.errorbar(
+                    places[m], f.mean, yerr=[[f.mean - f.lo], [f.hi - f.mean]], **looks[m], ms=6, lw=0, elinewidth=0.9,
+                    mec="white", mew=0.5, zorder=3,
+                )  # fmt: skip
+            if ceiling is not None:
+                axis.axhspan(ceiling.lo, ceiling.hi, color=INK, alpha=0.07, lw=0)
+                axis.axhline(ceiling.mean, color=INK, ls="--", lw=1)
+                if own:
+                    axis.plot(math.log10(own), ceiling.mean, marker="*", color=INK, ms=10, ls="", zorder=4)
+            axis.set_xlabel(f"network {what}\n(forward 1, forward and backward 3)")
+            axis.grid(axis="y", color=FAINT, lw=0.4)
+        axes[0].set_ylabel(f"{LABELS[metric]} agreement with LOGO (95 % intervals)")
+        figure.suptitle(
+            f"{name}: fidelity against cost (points of about equal cost are drawn side by side)", fontsize=9.5
+        )
+        _cost_legend(figure, shown, looks, metric, ceiling is not None)
+    return path
+
+
+def _cost_legend(figure: Any, shown: Mapping[str, MethodEntry], looks: Mapping[str, Any], metric: str, c: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    order = sorted(shown, key=lambda m: -shown[m].metrics[metric].mean)
+    handles = [Line2D([], [], ls="--", marker="*", color=INK, label="LOGO, one retraining (ceiling)")] if c else []
+    handles += [Line2D([], [], ls="", ms=5, label=m, **looks[m]) for m in order]
+    figure.legend(handles=handles, loc="outside right center", title="best first", alignment="left")
+
+
+def _log_axis(axis: Any, costs: Mapping[str, float], logo: float | None) -> tuple[dict[str, float], float]:
+    """(places on an axis of powers of ten, its length); 0 stands apart at the left."""
+    positive = [c for c in [*costs.values(), logo] if c]
+    low = math.floor(min(map(math.log10, positive), default=0.0))
+    high = math.ceil(max(map(math.log10, positive), default=1.0))
+    high = max(high, low + 1)
+    zero = low - 0.12 * (high - low)
+    ticks: dict[float, str] = {zero: "0"} if any(c == 0 for c in costs.values()) else {}
+    ticks |= {p: f"$10^{{{p}}}$" for p in range(low, high + 1)}
+    if zero in ticks:
+        axis.axvline((zero + low) / 2, color=FAINT, lw=0.8, ls=":")
+    axis.set_xticks(list(ticks), list(ticks.values()))
+    minor = [p + math.log10(k) for p in range(low, high) for k in range(2, 10)]
+    axis.set_xticks(minor, minor=True)
+    margin = 0.06 * (high - min(ticks))
+    axis.set_xlim(min(ticks) - margin, high + margin)
+    return {m: math.log10(c) if c > 0 else zero for m, c in costs.items()}, high - min(ticks) + 2 * margin
+
+
+def _swarm(places: Mapping[str, float], heights: Mapping[str, float], width: float) -> dict[str, float]:
+    """Each at its place, or as near to it as no other point is in the way; in order of place and name."""
+    gap = APART[0] * width
+    tall = APART[1] * ((max(heights.values()) - min(heights.values())) or 1.0)
+    found: dict[str, float] = {}
+    for m in sorted(places, key=lambda m: (places[m], m)):
+        near = [x for other, x in found.items() if abs(heights[other] - heights[m]) < tall]
+        for k in range(2 * len(near) + 1):  # 0, 1, -1, 2, -2, ...: one of so many is free
+            at = places[m] + (k + 1) // 2 * (1 if k % 2 else -1) * gap
+            if all(abs(at - x) > 0.99 * gap for x in near):
+                break
+        found[m] = at
+    return found
+
+
+# ---- scores -------------------------------------------------------------------------------------------------------
+
+
+def heatmap(scores: Scores, path: Path) -> Path:
+    """Queries x groups; queries under the group they owe most to, the strongest first. White is 0."""
+    top = scores.score.argmax(axis=1)
+    order = np.lexsort((-scores.score.max(axis=1), top))
+    limit = float(np.quantile(np.abs(scores.score), 0.99)) or 1.0
+    n_groups = len(scores.groups)
+    long = max(map(len, scores.groups)) > 3
+    with drawing(path, min(12.0, 3.2 + 0.32 * n_groups), 5.6) as figure:
+        axis = figure.subplots()
+        image = axis.imshow(
+            scores.score[order], aspect="auto", cmap=DIVERGING, vmin=-limit, vmax=limit, interpolation="nearest"
+        )
+        sizes = np.bincount(top, minlength=n_groups)
+        ends = np.cumsum(sizes)
+        for end in ends[:-1]:
+            axis.axhline(end - 0.5, color=INK, lw=0.4)
+        # a block too thin for its name goes without
+        named = [k for k in range(n_groups) if sizes[k] >= len(order) / 45]
+        axis.set_yticks([ends[k] - sizes[k] / 2 - 0.5 for k in named], [scores.groups[k] for k in named])
+        axis.set_xticks(range(n_groups), scores.groups, rotation=90 if long else 0)
+        axis.tick_params(length=0)
+        axis.set(xlabel="group left out", ylabel=f"{len(order):,} queries, under the group with the highest score")
+        axis.set_title(f"{scores.method}: {scores.estimand}", loc="left", wrap=True)
+        bar = figure.colorbar(image, ax=axis, extend="both", pad=0.02, aspect=40)
+        bar.set_label(f"score ({scores.unit}; {SIGN}; ends at the 99th percentile)")
+        bar.outline.set_visible(False)
+    return path
+
+
+# ---- ELBO against likelihood --------------------------------------------------------------------------------------
+
+
+def elbo_vs_likelihood(
+    name: str, elbo: np.ndarray, log_p: np.ndarray, path: Path, figures: Mapping[str, float] | None = None
+) -> Path:
+    """Delta ELBO against delta log p of the same queries and groups, [Q, G] nats; `figures`: what to print, by name."""
+    if elbo.shape != log_p.shape or elbo.ndim != 2:
+        raise GudaError(f"delta ELBO {elbo.shape} and delta log p {log_p.shape} must both be [queries, groups]")
+    first = np.zeros(elbo.shape, bool)
+    first[np.arange(len(elbo)), elbo.argmax(axis=1)] = True
+    with drawing(path, 4.9, 4.6) as figure:
+        axis = figure.subplots()
+        low, high = min(elbo.min(), log_p.min()), max(elbo.max(), log_p.max())
+        axis.plot([low, high], [low, high], color=INK, lw=0.8, ls="--", label="equal", zorder=1)
+        axis.axhline(0, color=FAINT, lw=0.6, zorder=0)
+        axis.axvline(0, color=FAINT, lw=0.6, zorder=0)
+        for mask, colour, label in (
+            (~first, OKABE_ITO[0], "other groups"), (first, OKABE_ITO[1], "the query's top group by delta ELBO"),
+        ):  # fmt: skip
+            axis.scatter(elbo[mask], log_p[mask], s=7, color=colour, alpha=0.45, lw=0, label=label, rasterized=True)
+        told = figures or {"Pearson": float(np.corrcoef(elbo.ravel(), log_p.ravel())[0, 1])}
+        text = "\n".join(f"{k} {v:.3f}" for k, v in told.items())
+        paper = {"facecolor": "white", "alpha": 0.8, "lw": 0}
+        axis.text(0.98, 0.03, text, transform=axis.transAxes, ha="right", va="bottom", bbox=paper)
+        axis.set(xlabel="delta ELBO (nats; positive = the group mattered)",
+                 ylabel="delta log p (nats; positive = the group mattered)")  # fmt: skip
+        axis.set_title(f"{name}: {elbo.shape[0]:,} queries, {elbo.shape[1]} groups", loc="left")
+        legend = figure.legend(loc="outside lower center", ncols=3, markerscale=1.8)
+        for handle in legend.legend_handles:
+            handle.set_alpha(1)
+    return path
+
+
+# ---- time against queries -----------------------------------------------------------------------------------------
+
+
+def timing(name: str, timings: Sequence[Timing], path: Path, reference: str = CEILING) -> Path:
+    """T_total = T_fit + Q t_query against Q; a dot where a line meets that of `reference`."""
+    shown = [t for t in timings if t.total(1) is not None]
+    if not shown:
+        raise GudaError(f"{name}: no method has recorded times of both fitting and scoring")
+    untimed = [t.method for t in timings if t.total(1) is None]
+    logo = next((t for t in shown if t.method == reference), None)
+    n = shown[0].n_queries
+    q = np.logspace(0, math.ceil(math.log10(n)) + 2, 200)
+    with drawing(path, 8.4, 3.6 + 0.04 * len(shown)) as figure:
+        axis = figure.subplots()
+        lines, others = [], [t for t in shown if t is not logo]
+        for t in sorted(shown, key=lambda t: -(t.total(n) or 0.0)):
+            y = (t.fit_seconds or 0.0) + q * (t.query_seconds or 0.0)
+            meets = None if logo is None or t is logo else crossing(t, logo)
+            meets = meets if meets is not None and q[0] <= meets <= q[-1] else None
+            where = f" (meets {reference} at Q = {human_count(meets)})" if meets else ""
+            number = 0 if t is logo else others.index(t)
+            style = {"color": INK, "lw": 2.2} if t is logo else {"color": look(number)["color"], "ls": dashes(number)}
+            lines += axis.plot(q, y, label=f"{t.method}{where}", **style)
+            if meets:
+                axis.plot(meets, t.total(meets), "o", ms=4, color=INK, mfc="white", zorder=5)
+        axis.axvline(n, color=FAINT, lw=0.8, ls=":")
+        axis.annotate(f"{n:,} queries scored", (n, 1), xycoords=("data", "axes fraction"), xytext=(-3, -2),
+                      textcoords="offset points", ha="right", va="top", fontsize=7)  # fmt: skip
+        axis.set(xscale="log", yscale="log", xlabel="number of queries Q", ylabel="T_fit + Q t_query (worker seconds)")
+        axis.grid(color=FAINT, lw=0.3)
+        axis.set_title(f"{name}: time of attribution, without training the full model", loc="left")
+        figure.legend(handles=lines, loc="outside right center", title=f"dearest at {n:,} queries first",
+                      alignment="left", handlelength=3)  # fmt: skip
+        if untimed:
+            figure.supxlabel(f"not timed: {', '.join(untimed)}", fontsize=7, x=0.02, ha="left")
+    return path

@@ -1,0 +1,98 @@
+"""Grids of pictures with names beside their rows and above their columns, as one PNG: every pixel is a picture's own.
+
+Small pictures are enlarged by whole factors without smoothing, large ones shrunk. From the same pictures and the same
+Pillow come the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from guda.data.images import ImageData
+from guda.diffusion.noise import generator
+from guda.errors import GudaError
+from guda.runs.store import write_bytes
+
+CELL, GAP, MARGIN, FONT = 72, 4, 10, 13  # pixels: a picture is at least about CELL and at most 2 CELL wide
+
+
+def _picture(image: np.ndarray, side: int) -> Any:
+    """uint8 [C, H, W] as a PIL image of `side` pixels."""
+    from PIL import Image
+
+    found = Image.fromarray(image[0] if image.shape[0] == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
+    smooth = Image.Resampling.LANCZOS if side < max(found.size) else Image.Resampling.NEAREST
+    scale = side / max(found.size)
+    return found.resize((round(found.width * scale), round(found.height * scale)), smooth)
+
+
+def _side(size: int) -> int:
+    return min(size, 2 * CELL) if size >= CELL else size * -(-CELL // size)
+
+
+def grid(
+    rows: Sequence[np.ndarray], path: Path, row_names: Sequence[str], column_names: Sequence[str] = (), title: str = ""
+) -> Path:
+    """`rows`: uint8 [n, C, H, W] each; short rows end early. Names that are long are cut with an ellipsis."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    if len(rows) != len(row_names) or not rows:
+        raise GudaError(f"{len(row_names)} names for {len(rows)} rows of pictures")
+    font: Any = ImageFont.load_default(FONT)
+    side = _side(max(rows[0].shape[-2:]))
+    n = max(map(len, rows))
+    measure = ImageDraw.Draw(Image.new("L", (1, 1)))
+
+    def width(text: str) -> int:
+        return int(measure.textlength(text, font=font)) + 1
+
+    def cut(text: str, most: int) -> str:
+        if width(text) <= most:
+            return text
+        while text and width(text + "...") > most:
+            text = text[:-1]
+        return text.rstrip() + "..."
+
+    left = MARGIN + min(260, max(map(width, row_names))) + MARGIN
+    lines = [word for word in title.split("\n") if word]
+    line = FONT + 6
+    top = MARGIN + line * len(lines) + (line if column_names else 0)
+    total = max(left + n * (side + GAP) + MARGIN, MARGIN * 2 + max(map(width, lines), default=0))
+    canvas = Image.new("RGB", (total, top + len(rows) * (side + GAP) + MARGIN), "white")
+    draw = ImageDraw.Draw(canvas)
+    for i, text in enumerate(lines):
+        draw.text((MARGIN, MARGIN + i * line), text, fill="black", font=font)
+    for c, name in enumerate(column_names):
+        shown = cut(name, side)
+        at = left + c * (side + GAP) + (side - width(shown)) // 2
+        draw.text((at, top - line + 2), shown, fill="black", font=font)
+    for r, (images, name) in enumerate(zip(rows, row_names, strict=True)):
+        y = top + r * (side + GAP)
+        shown = cut(name, left - 2 * MARGIN)
+        draw.text((left - MARGIN - width(shown), y + (side - FONT) // 2), shown, fill="black", font=font)
+        for c, image in enumerate(images):
+            canvas.paste(_picture(image, side), (left + c * (side + GAP), y))
+    buffer = io.BytesIO()
+    canvas.save(buffer, "PNG", optimize=True)
+    write_bytes(path, buffer.getvalue())
+    return path
+
+
+def exemplars(
+    data: ImageData, path: Path, groups: Sequence[str] | None = None, n: int = 10, seed: int = 0, title: str = ""
+) -> Path:
+    """`n` training images of every group, drawn by (seed, group)."""
+    names = tuple(groups) if groups is not None else data.groups.names
+    rows = []
+    for name in names:
+        members = np.asarray(data.groups.members(data.groups.index(name)))
+        chosen = generator(seed, "exemplars", name).permutation(len(members))[:n]
+        rows.append(data.images[members[np.sort(chosen)]])
+    sizes = [int(data.groups.sizes[data.groups.index(name)]) for name in names]
+    told = [f"{name} ({size:,})" for name, size in zip(names, sizes, strict=True)]
+    return grid(rows, path, told, title=title or "Training images of every group (how many it has)")

@@ -1,0 +1,135 @@
+"""The same initial noise through the full model and through every counterfactual: what leaving a group out does to a
+picture (paper, figure of generations under group removal).
+
+DDIM, 100 steps, eta = 0; column i starts from the noise of (seed, i) in every row. Text-to-image: column i has the same
+evaluation prompt in every row too, of the i-th group that is asked about, so its own group's row is where it should
+change. One task per model, kept in RUN/figures/same-noise/, so that an interrupted drawing goes on where it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from guda.data.prompts import load_prompts
+from guda.diffusion.models import asked_groups, load_data, load_model, prompt_files
+from guda.diffusion.noise import generator
+from guda.engine.tasks import Task
+from guda.errors import GudaError, Mismatch
+from guda.methods.base import get_method
+from guda.methods.elbo import ElboMethod
+from guda.report.pictures import grid
+from guda.runs import progress
+from guda.runs.recipe import Config
+from guda.runs.run import Run
+from guda.runs.store import digest, read_tensors, write_tensors
+from guda.scoring.terms import ModelRef, load_counterfactual
+
+BLOCK = 16  # pictures drawn together; part of what makes their last bits
+
+
+class SameNoise(Config):
+    n: int = Field(default=8, ge=1, description="Pictures of every model, one per initial noise.")
+    seed: int = Field(default=0, ge=0, description="Names the noises, and the objects of the prompts.")
+    steps: int = Field(default=100, ge=1, description="DDIM steps.")
+    groups: tuple[str, ...] | None = Field(
+        default=None, description="Counterfactuals of these groups only; default: all."
+    )
+
+
+def models(run: Run, method: str, config: SameNoise) -> list[tuple[str, ModelRef]]:
+    """(name of the row, model): the full model first. LOGO shows its first seed, beside that seed's full model."""
+    found = get_method(run, method)
+    if not isinstance(found, ElboMethod) or len(found.parts()) > 1:
+        why = f"combines {' and '.join(found.parts())}" if len(found.parts()) > 1 else "has no counterfactual models"
+        raise GudaError(f"{method} {why}, so it draws no pictures; name an unlearning method or logo")
+    full, others = found.sets()[0]
+    for group in config.groups or ():
+        load_data(run).groups.index(group)  # an unknown name is refused with those there are
+        if group not in others:
+            raise GudaError(f"{method} has no counterfactual without {group!r}; it has {', '.join(others)}")
+    chosen = config.groups or tuple(others)
+    return [("full model", full), *((f"without {group}", others[group]) for group in chosen)]
+
+
+def columns(run: Run, config: SameNoise) -> list[tuple[str, str | None]]:
+    """(name, prompt) of every column; prompts are None for models that are told nothing."""
+    if run.recipe.prompts is None:
+        classes = load_model(run, "base").n_classes
+        if classes is None:
+            return [(f"noise {i}", None) for i in range(config.n)]
+        return [(f"class {i % classes}", str(i % classes)) for i in range(config.n)]
+    evaluation, styles = load_prompts(run).evaluation, asked_groups(run)
+    found: list[tuple[str, str | None]] = []
+    for i in range(config.n):
+        style = styles[i % len(styles)]
+        objects = sorted(o for s, o in evaluation if s == style)
+        thing = objects[int(generator(config.seed, "same noise", style, i).integers(len(objects)))]
+        found.append((f"{style}: {thing}", evaluation[style, thing]))
+    return found
+
+
+def _part(run: Run, ref: ModelRef, config: SameNoise) -> str:
+    # the groups that are shown do not change a model's pictures
+    made = [config.n, config.seed, config.steps, BLOCK, run.recipe.queries.guidance if run.recipe.prompts else None]
+    told = digest([ref.key, made, list(asked_groups(run)) if run.recipe.prompts else None])
+    return f"figures/same-noise/{told}.safetensors"
+
+
+def same_noise_tasks(run: Run, method: str, config: SameNoise | None = None) -> list[Task]:
+    config = config or SameNoise()
+    networks = 2 if run.recipe.prompts is not None and run.recipe.queries.guidance > 1 else 1
+    return [
+        Task(
+            name=f"draw {ref.key} from the same noise, {_part(run, ref, config)[-24:-12]}", stage="figures/same-noise",
+            fn="guda.report.same_noise:draw", args={"model": ref.as_json(), "config": config.model_dump(mode="json")},
+            makes=(_part(run, ref, config),), needs=ref.needs(run) + prompt_files(run),
+            cost=float(networks * config.steps * config.n),
+        )
+        for _, ref in models(run, method, config)
+    ]  # fmt: skip
+
+
+def draw(run: Run, model: list[Any], config: dict[str, Any]) -> None:
+    """The task: one model's pictures."""
+    import torch
+
+    from guda.diffusion.ddim import ddim, initial_noise
+
+    ref, asked = ModelRef(*model), SameNoise.model_validate(config)
+    denoiser = load_counterfactual(run, ref)
+    told = [prompt for _, prompt in columns(run, asked)]
+    images = ddim(
+        denoiser, initial_noise(denoiser.shape, asked.seed, range(asked.n)), steps=asked.steps,
+        prompts=None if told[0] is None else [str(p) for p in told], block=min(BLOCK, asked.n), tick=progress.tick,
+        guidance=run.recipe.queries.guidance if run.recipe.prompts is not None else 1.0,
+    )  # fmt: skip
+    write_tensors(run.path(_part(run, ref, asked)), {"images": torch.from_numpy(images)}, {"model": ref.identity(run)})
+
+
+def read(run: Run, ref: ModelRef, config: SameNoise) -> np.ndarray:
+    """uint8 [n, C, H, W]; refused if the model has changed since."""
+    file = run.path(_part(run, ref, config))
+    tensors, header = read_tensors(file)
+    if header.get("model") != ref.identity(run):
+        raise Mismatch(
+            f"{file} shows another model", header.get("model"), ref.identity(run), "delete it and draw again"
+        )
+    return np.asarray(tensors["images"].numpy())
+
+
+def same_noise(run: Run, method: str, config: SameNoise | None = None, path: Path | None = None) -> Path:
+    """The grid, once the tasks are done; RUN/figures/same-noise-<method>.png unless `path` is given."""
+    config = config or SameNoise()
+    rows = models(run, method, config)
+    told = columns(run, config)
+    title = f"{method}: the same initial noise in every column, DDIM {config.steps} steps, eta 0, seed {config.seed}"
+    if told[0][1] is not None and run.recipe.prompts is not None:
+        title += f",\nthe same prompt too (its group and object above), guidance {run.recipe.queries.guidance:g}"
+    return grid(
+        [read(run, ref, config) for _, ref in rows], path or run.path("figures", f"same-noise-{method}.png"),
+        [name for name, _ in rows], [name for name, _ in told], title,
+    )  # fmt: skip
