@@ -41,6 +41,11 @@ def test_an_experiment_from_nothing_to_its_tables_and_nothing_twice(tmp_path: Pa
     files = {p.name for p in done.tables}
     assert {f"{k}.{end}" for k in keys for end in ("md", "csv", "tex")} <= files
     assert (root / "pairs.md").is_file()
+    drawn = {p.name for p in done.figures}
+    assert drawn == {
+        "cost-fidelity.svg", "timing.svg", "scores-logo.svg", "exemplars.png", "same-noise-logo.png",
+        "same-noise-retrack.png", "elbo-likelihood.svg",
+    } | {n for n in drawn if n.startswith("scores-")}  # fmt: skip
     assert Run.open(tmp_path / "run-noisy").recipe.data.partition is not None
     main = (root / "tables" / "main.md").read_text()
     for row in ("LOGO, one retraining (ceiling)", "retrack", "dtrak", "similarity-pixel", "random ranking", "GUDA"):

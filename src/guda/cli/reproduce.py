@@ -38,5 +38,6 @@ def reproduce(
 
     done = verbs.reproduce(name, root, make_engine(workers, as_json), scale, ablations, tell)
     tables = done.run.path("tables", "tables.md")
-    lines = [f"Tables: {tables} (also .csv and .tex beside it, one file each)"]
-    say({"run": str(done.run.root), "tables": [str(p) for p in done.tables]}, "\n".join(lines), as_json)
+    lines = [f"Tables:  {tables} (one file each beside it, also .csv and .tex)", f"Figures: {done.run.path('figures')}"]
+    value = {"run": str(done.run.root), "tables": list(map(str, done.tables)), "figures": list(map(str, done.figures))}
+    say(value, "\n".join(lines), as_json)

@@ -24,7 +24,7 @@ from guda.runs.recipe import Config, LikelihoodConfig, PartitionConfig, Recipe, 
 from guda.runs.run import Run
 from guda.verbs.ablate import ablate, read_ablation
 from guda.verbs.evaluate import pipeline
-from guda.verbs.lab import write_tables
+from guda.verbs.lab import write_figures, write_tables
 from guda.verbs.likelihood import likelihood
 from guda.verbs.pairs import pairs
 from guda.verbs.partition import partition
@@ -58,6 +58,7 @@ class Reproduced:
     run: Run
     entry: DatasetEntry
     tables: tuple[Path, ...]
+    figures: tuple[Path, ...]
 
 
 def reproductions() -> list[str]:
@@ -114,7 +115,8 @@ def reproduce(
     noisy: Run | None = None
     if wanted.likelihood is not None:
         say(f"{recipe.name}: log-likelihoods")
-        likelihood(run, choose_queries(run), engine)
+        # of the oracle alone: that is what methods are held against, and each model more is as much again
+        likelihood(run, choose_queries(run), engine, [run.recipe.evaluation.against])
     if wanted.partition is not None:
         say(f"{recipe.name}: the same on a noisy partition")
         moved = _changed(recipe, "data", partition=wanted.partition.model_dump(mode="json"))
@@ -127,7 +129,8 @@ def reproduce(
         say(f"{recipe.name}: ablation {sweep}")
         ablate(run, read_ablation(sweep), engine)
     say(f"{recipe.name}: tables and figures")
-    return Reproduced(run, entry, tuple(write_tables(run, wanted.published, noisy)))
+    tables = write_tables(run, wanted.published, noisy)
+    return Reproduced(run, entry, tuple(tables), tuple(write_figures(run, engine)))
 
 
 def noisy_root(root: Path) -> Path:
