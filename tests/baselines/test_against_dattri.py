@@ -196,7 +196,8 @@ def test_with_projections_of_ones_own(case: Case, projected: Any, sketch: str, r
         ranks.append(overall(ours, theirs))
         assert abs(ranks[-1] - overall(ours, exact) * overall(theirs, exact)) < 0.05
         per_query = spearman(ours, theirs)
-        record_property(f"spearman_{sketch}_{dim}", (ranks[-1], per_query.mean(), per_query.min()))
+        told = [float(x) for x in (ranks[-1], per_query.mean(), per_query.min())]  # numpy numbers do not travel
+        record_property(f"spearman_{sketch}_{dim}", told)
         print(
             f"{sketch}, k = {dim}: {ranks[-1]:.3f} over all, {per_query.mean():.3f} per query ({per_query.min():.3f})"
         )
