@@ -125,8 +125,9 @@ def heatmap(scores: Scores, path: Path) -> Path:
     order = np.lexsort((-scores.score.max(axis=1), top))
     limit = float(np.quantile(np.abs(scores.score), 0.99)) or 1.0
     n_groups = len(scores.groups)
-    long = max(map(len, scores.groups)) > 3
-    with drawing(path, min(12.0, 3.2 + 0.32 * n_groups), 5.6) as figure:
+    letters = max(map(len, scores.groups))
+    names = 0.075 * letters  # inches that they take beside and below
+    with drawing(path, min(12.0, 3.2 + 0.32 * n_groups) + names, 5.2 + (names if letters > 3 else 0.2)) as figure:
         axis = figure.subplots()
         image = axis.imshow(
             scores.score[order], aspect="auto", cmap=DIVERGING, vmin=-limit, vmax=limit, interpolation="nearest"
@@ -138,12 +139,12 @@ def heatmap(scores: Scores, path: Path) -> Path:
         # a block too thin for its name goes without
         named = [k for k in range(n_groups) if sizes[k] >= len(order) / 45]
         axis.set_yticks([ends[k] - sizes[k] / 2 - 0.5 for k in named], [scores.groups[k] for k in named])
-        axis.set_xticks(range(n_groups), scores.groups, rotation=90 if long else 0)
+        axis.set_xticks(range(n_groups), scores.groups, rotation=90 if letters > 3 else 0)
         axis.tick_params(length=0)
         axis.set(xlabel="group left out", ylabel=f"{len(order):,} queries, under the group with the highest score")
         axis.set_title(f"{scores.method}: {scores.estimand}", loc="left", wrap=True)
         bar = figure.colorbar(image, ax=axis, extend="both", pad=0.02, aspect=40)
-        bar.set_label(f"score ({scores.unit}; {SIGN}; ends at the 99th percentile)")
+        bar.set_label(f"score ({scores.unit}; {SIGN})\ncolours end at the 99th percentile of its size")
         bar.outline.set_visible(False)
     return path
 
