@@ -84,7 +84,8 @@ class FlowSchedule(Schedule):
 
     def network_time(self, t: torch.Tensor) -> torch.Tensor:
         """s_t T, as diffusers' transformers are told."""
-        return torch.from_numpy(self.at(t.detach().cpu().numpy())[1] * self.T).to(t.device, torch.float32)
+        u = t.double() + 1  # by torch: torch.func may be batching over t
+        return (self.shift * u / (self.T + (self.shift - 1) * u) * self.T).to(torch.float32)
 
     def _velocity(self, a: torch.Tensor, s: torch.Tensor) -> tuple[Any, Any]:
         return -1.0, 1.0
