@@ -16,17 +16,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import sketch as sketching
 from guda import verbs
 from guda.cli.show import Display
 from guda.diffusion.queries import collect_samples, sample_tasks
 from guda.errors import NotFinite
+from guda.evaluation.ceiling import compare
 from guda.evaluation.results import DatasetEntry, MethodEntry, read_results, write_results
 from guda.evaluation.tables import figure_text, human_count, human_time, markdown
 from guda.methods.base import Method
 from guda.runs.recipe import QueriesConfig, Recipe
 from guda.runs.run import Run
 from guda.runs.store import write_json, write_text
+from guda.scoring.scores import Scores
 from guda.verbs.trial import Trials
 from guda.verbs.work import Engine
 from operators import SIZES
@@ -64,6 +68,7 @@ START: dict[str, dict[str, Any]] = {m: {"lam_scale": "trace", "solver": "eigen"}
 SMALL = ("kfac",)  # digits only: whitening 10,000 gradients of 2 M numbers is most of an hour for each damping
 # elsewhere: what digits chose, at the checkpoint from which it no longer changed, and only the aggregation searched
 CHEAPER: dict[str, dict[str, Any]] = {"synthesized": {"lr": 0.03, "steps": 25}}
+REFERENCE = "retrack"
 SHOWN = ("hybrid", "shift", "retrack", "esd")  # GUDA and ESD, for comparison
 
 
@@ -162,7 +167,18 @@ def measure(name: str) -> DatasetEntry:
     kept = {m: e for m, e in entry.methods.items() if m in SEARCH or m in SHOWN or m == "logo"}
     n, seeds = SIZES[name]
     assert (entry.n_queries, entry.seeds) == (n, seeds)
-    return entry.model_copy(update={"methods": kept | published, "figures": {}})
+    found = differences(run, verbs.choose_queries(run), [m for m in kept if m != "logo"])
+    return entry.model_copy(update={"methods": kept | published, "figures": found})
+
+
+def differences(run: Run, queries: str, methods: list[str]) -> dict[str, float]:
+    """Top-1 of each method minus that of retrack, paired over queries and LOGO seeds."""
+    names = [f"logo-s{s}" for s in run.recipe.methods["logo"]["seeds"]]
+    score = {m: Scores.read(verbs.scores_path(run, queries, m)).score for m in [*names, *methods]}
+    gold = np.stack([score.pop(n) for n in names])
+    found = compare(gold, score, reference=REFERENCE, n=2000, seed=0).methods
+    ends = {m: found[m].difference["top1"] for m in methods if m != REFERENCE}
+    return {f"{m}_minus_{REFERENCE}.{end}": getattr(d, end) for m, d in ends.items() for end in ("mean", "lo", "hi")}
 
 
 def _ratio(entry: MethodEntry) -> str:
@@ -191,18 +207,37 @@ def summary(entries: dict[str, DatasetEntry]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def beside(entries: dict[str, DatasetEntry]) -> str:
+    """Each method less retrack, Top-1; "not separated" where the interval covers 0."""
+    every = dict.fromkeys(k.partition("_minus_")[0] for e in entries.values() for k in e.figures if "_minus_" in k)
+    rows = []
+    for m in every:
+        row = [f"{m} - {REFERENCE}"]
+        for e in entries.values():
+            ends = [e.figures.get(f"{m}_minus_{REFERENCE}.{end}") for end in ("mean", "lo", "hi")]
+            if None in ends:
+                row.append("–")
+            else:
+                mean, lo, hi = (float(x or 0) for x in ends)
+                row.append(f"{mean:+.3f} [{lo:+.3f}, {hi:+.3f}]" + (", not separated" if lo <= 0 <= hi else ""))
+        rows.append(row)
+    lines = [["Top-1, paired", *entries], ["---"] + ["---:"] * len(entries), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main() -> None:
     path = RESULTS / "baselines.json"
     entries = dict(read_results(path).datasets) if path.is_file() else {}
     for name in sys.argv[1:] or SIZES:
-        speed = entries[name].figures if name in entries else {}
-        entries[name] = measure(name).model_copy(update={"figures": speed})
+        before = entries[name].figures if name in entries else {}
+        entry = measure(name)
+        entries[name] = entry.model_copy(update={"figures": before | entry.figures})
         write_results(path, "python benchmarks/baselines.py", entries)
     if not any("sketch_speedup" in e.figures for e in entries.values()):
         first = next(iter(entries))
-        entries[first] = entries[first].model_copy(update={"figures": sketching.measure()})
+        entries[first] = entries[first].model_copy(update={"figures": entries[first].figures | sketching.measure()})
         write_results(path, "python benchmarks/baselines.py", entries)
-    tables = [summary(entries), *(markdown(n, e) for n, e in entries.items())]
+    tables = [summary(entries), beside(entries), *(markdown(n, e) for n, e in entries.items())]
     write_text(RESULTS / "baselines.md", "\n\n".join(tables) + "\n")
     print(summary(entries))
 
