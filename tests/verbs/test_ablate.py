@@ -168,7 +168,9 @@ def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
         assert sum(own) == (len(ablation.axes) if ablation.base == "recipe" else 0)
         others = {trials.label(c.method) for c, mine in zip(cells, own, strict=True) if not mine}
         assert len(others) == len(cells) - sum(own)
-    with pytest.raises(GudaError, match=r"shipped recipes: cifar10-paper, cifar10-small, digits, .*, unlearncanvas-paper$"):
+    with pytest.raises(
+        GudaError, match=r"shipped recipes: cifar10-paper, cifar10-small, digits, .*, unlearncanvas-paper$"
+    ):
         builtin_recipe("nothing")  # sweeps are no recipes
 
 
