@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from textrun import tiny_text
 from tinyrun import Inline, digits_folder, tiny
 
 from guda import verbs
@@ -107,3 +108,16 @@ def test_what_is_not_there_is_one_line(tmp_path: Path, name: str, scale: str, me
 def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(GudaError, match="published"):
         verbs.read_reproduction(experiment(tmp_path, published="mnist"))
+
+
+def test_a_text_to_image_experiment_builds_its_prompts_and_has_the_table_of_anchors(tmp_path: Path) -> None:
+    recipe = tmp_path / "text.yaml"
+    recipe.write_text(tiny_text().to_yaml())
+    name = experiment(
+        tmp_path, scales={"full": str(recipe)}, published="unlearncanvas", methods={}, likelihood=None,
+        partition=None, pairs=[],
+    )  # fmt: skip
+    done = verbs.reproduce(name, tmp_path / "run", Inline())
+    assert "anchors.md" in {p.name for p in done.tables}
+    assert "anchors-uniform" in (tmp_path / "run" / "tables" / "anchors.md").read_text()
+    assert (tmp_path / "run" / "figures" / "same-noise-anchors-uniform.png").is_file()
