@@ -276,6 +276,20 @@ def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
         raise GudaError(f"{where}: {field}{first['msg'].removeprefix('Value error, ')} (settings: {known})") from None
 
 
+def read_config(cls: type[Config], path: Path, what: str) -> Any:
+    """A YAML file as settings of one kind; `what` names it in the message when it is refused."""
+    try:
+        return cls.model_validate(yaml.safe_load(path.read_text()))
+    except OSError:
+        raise GudaError(f"{what} {path} does not exist or cannot be read") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise GudaError(f"{what} {path} is not valid YAML: {str(e).splitlines()[0]}") from None
+    except ValidationError as e:
+        first = e.errors()[0]
+        field = ".".join(str(p) for p in first["loc"]) or "the file"
+        raise GudaError(f"{what} {path}: {field}: {first['msg']}") from None
+
+
 def recipes_folder() -> Path:
     """What is shipped with the package: recipes/NAME.yaml, and sweeps in recipes/ablations/."""
     here = Path(__file__).parents[1] / "recipes"  # in a wheel

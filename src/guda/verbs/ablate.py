@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from guda.diffusion.models import load_data
 from guda.diffusion.queries import set_name
 from guda.errors import GudaError, NotFinite
 from guda.evaluation.sweep import SweepFile, SweepRow, markdown
 from guda.methods.base import Method
-from guda.runs.recipe import Config, recipes_folder
+from guda.runs.recipe import Config, read_config, recipes_folder
 from guda.runs.run import Run
 from guda.runs.store import canonical, write_json, write_text
 from guda.verbs.queries import choose_queries
@@ -77,16 +76,8 @@ def read_ablation(name: str) -> Ablation:
         if not path.is_file():
             known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
             raise GudaError(f"no ablation {name!r}; shipped: {known}; or give a file ending in .yaml")
-    try:
-        return Ablation.model_validate(yaml.safe_load(path.read_text()))
-    except OSError:
-        raise GudaError(f"ablation {path} does not exist or cannot be read") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise GudaError(f"ablation {path} is not valid YAML: {str(e).splitlines()[0]}") from None
-    except ValidationError as e:
-        first = e.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the file"
-        raise GudaError(f"ablation {path}: {field}: {first['msg']}") from None
+    found: Ablation = read_config(Ablation, path, "ablation")
+    return found
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from guda.errors import GudaError
 from guda.evaluation.results import DatasetEntry
-from guda.runs.recipe import Config, LikelihoodConfig, PartitionConfig, Recipe, builtin_recipe, recipes_folder
+from guda.runs.recipe import (
+    Config,
+    LikelihoodConfig,
+    PartitionConfig,
+    Recipe,
+    builtin_recipe,
+    read_config,
+    recipes_folder,
+)
 from guda.runs.run import Run
 from guda.verbs.ablate import ablate, read_ablation
 from guda.verbs.evaluate import pipeline
@@ -72,15 +79,8 @@ def read_reproduction(name: str) -> Reproduction:
         if name not in reproductions():
             raise GudaError(f"no experiment {name!r} to reproduce; there are: {', '.join(reproductions())}")
         path = recipes_folder() / "reproduce" / f"{name}.yaml"
-    try:
-        return Reproduction.model_validate(yaml.safe_load(path.read_text()))
-    except OSError:
-        raise GudaError(f"experiment {path} does not exist or cannot be read") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise GudaError(f"experiment {path} is not valid YAML: {str(e).splitlines()[0]}") from None
-    except ValidationError as e:
-        first = e.errors()[0]
-        raise GudaError(f"experiment {path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    found: Reproduction = read_config(Reproduction, path, "experiment")
+    return found
 
 
 def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
