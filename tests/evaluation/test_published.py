@@ -11,7 +11,7 @@ from guda.errors import GudaError
 from guda.evaluation.metrics import METRICS
 from guda.evaluation.published import TIMES, Duration, PublishedRow, PublishedTable, published
 
-PAPER = Path("/work/shared/paper/guda-paper.tex.txt")
+PAPER = Path(__file__).parents[3] / "shared" / "paper" / "guda-paper.tex.txt"  # beside the project, where it is
 TABLES = published().tables
 MACROS = {r"\method": "GUDA", r"\etal": " et al.", r"\times": "x", r"\ ": " ", "~": " ", r"\,": ""}
 

@@ -11,6 +11,8 @@
     RUN/likelihood/     log p, one immutable part per (solver, shard, model, seed)
     RUN/scores/<set>/   one parquet per method
     RUN/tune/, RUN/ablations/  what `guda tune` tried and chose; tables of `guda ablate`
+    RUN/likelihood/     log p by the probability-flow ODE, one immutable part per (solver, shard, model, seed)
+    RUN/tables/, RUN/figures/  what `guda reproduce` writes; RUN/pairs.json, RUN/partition.json: pairs, noisy groups
     RUN/health/         what each method's counterfactuals do to training images: leakage and drift
     RUN/timings/        wall times and network evaluations, apart from files that must be identical
     RUN/figures/        plots and pictures, and what they are drawn from

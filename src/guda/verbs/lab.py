@@ -42,7 +42,7 @@ def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Pat
     """RUN/tables/<table>.{md,csv,tex}. `published`: which of the paper's data sets stands beside."""
     queries = choose_queries(run)
     entry, name = read_entry(run.path("scores", queries, "evaluation.json")), run.recipe.name
-    same = published == run.recipe.data.source
+    same = _whole(run) == published
     beside = (f"main.{published}",)
     costs = timings(run, queries, list(entry.methods))
     tables = [
@@ -59,6 +59,13 @@ def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Pat
         changes = {row.method: row.change for row in found.rows}
         tables.append(noisy_table(name, found.clean, found.noisy, changes, found.fraction, same))
     return paper_table.write_tables(run.path("tables"), tables)
+
+
+def _whole(run: Run) -> str | None:
+    """The data set that the run is about, None where it is a part of it or smaller pictures."""
+    data = run.recipe.data
+    cut = (data.size, data.groups, data.limit_per_group, data.limit_contents, data.partition)
+    return data.source.partition(":")[0] if all(c is None for c in cut) else None
 
 
 def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bool) -> Sequence[paper_table.PaperTable]:
