@@ -53,6 +53,40 @@ def test_first_not_above_zero_but_second_is():
     assert verdict(ranked(("a", 5.0, -1.0, 11.0), ("b", 4.0, 3.0, 5.0))).kind == "tied"
 
 
+def placed(*groups: tuple[str, float, float | None, float | None, int | None, int | None]) -> list[GroupScore]:
+    return [
+        GroupScore(name, score, lo, hi, i, "nats", rank_lo, rank_hi)
+        for i, (name, score, lo, hi, rank_lo, rank_hi) in enumerate(groups, 1)
+    ]
+
+
+def test_ranks_separate_what_overlapping_intervals_would_not():
+    found = verdict(placed(("a", 5.0, 3.0, 7.0, 1, 1), ("b", 4.0, 2.0, 6.0, 2, 3), ("c", 1.0, -1.0, 3.0, 2, 3)))
+    assert (found.kind, found.headline) == ("clear", "group a stands out")
+
+
+def test_ranks_name_those_that_may_be_first():
+    found = verdict(placed(("a", 5.0, 4.9, 5.1, 1, 2), ("b", 4.0, 3.9, 4.1, 1, 2), ("c", 1.0, 0.9, 1.1, 3, 3)))
+    assert (found.kind, found.headline) == ("tied", "groups a and b not separated")
+
+
+def test_a_first_group_below_the_placebos_does_not_stand_out():
+    groups = placed(("a", 5.0, 4.0, 6.0, 1, 1), ("b", 1.0, 0.5, 1.5, 2, 2))
+    assert verdict(groups, floor=3.0).kind == "clear"
+    found = verdict(groups, floor=4.5)
+    assert found.kind == "none"
+    assert "no interval clears what placebo groups score (+4.5)" in found.detail
+
+
+def test_a_negative_placebo_line_leaves_zero_in_force():
+    assert verdict(placed(("a", -1.0, -1.5, -0.5, 1, 1), ("b", -4.0, -5.0, -3.0, 2, 2)), floor=-2.0).kind == "none"
+
+
+def test_a_settled_race_needs_no_interval_of_a_group_that_left_at_once():
+    assert verdict(placed(("a", 5.0, 3.0, 7.0, 1, 1), ("b", 1.0, None, None, 2, 2))).kind == "clear"
+    assert verdict(placed(("a", 5.0, 3.0, 7.0, None, None), ("b", 1.0, None, None, None, None))).kind == "unmeasured"
+
+
 def test_no_interval_no_verdict():
     found = verdict(ranked(("a", 0.9, None, None), ("b", 0.1, None, None)), digits=3)
     assert found.kind == "unmeasured"

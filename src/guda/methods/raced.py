@@ -6,7 +6,7 @@ the stop rule. Starting again replays the decisions from the parts on disk and c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,14 @@ def race(
     method: ElboMethod, queries: Queries, rule: StopRule, work: Callable[[list[Task], str], object]
 ) -> tuple[Scores, RaceResult]:
     """Run (or replay) a race to its end; `work(tasks, title)` carries out a round."""
+    *_, last = looks(method, queries, rule, work)
+    return last
+
+
+def looks(
+    method: ElboMethod, queries: Queries, rule: StopRule, work: Callable[[list[Task], str], object]
+) -> Iterator[tuple[Scores, RaceResult]]:
+    """What is known after each round; the last is the answer. Intervals hold at every look, so a person may watch."""
     check_race(method)
     sets = method.sets()
     plan = run_plan(method.run)
@@ -52,8 +60,8 @@ def race(
         number = len(state.rounds)
         work(_tasks(method, queries, rule, wanted, number, sets), f"race {queries.name}, round {number + 1}")
         state.publish(_contributions(method, queries, rule, wanted, number, sets))
-    found = state.result()
-    return _scores(method, queries, rule, found), found
+        found = state.result()
+        yield _scores(method, queries, rule, found), found
 
 
 def check_race(method: Method) -> None:
@@ -153,6 +161,10 @@ def _scores(method: ElboMethod, queries: Queries, rule: StopRule, found: RaceRes
     order = np.lexsort((-found.score, -found.rounds), axis=1)
     ranks = np.argsort(order, axis=1, kind="stable") + 1
     unknown = ~np.isfinite(found.lo)
+    # a settled race has said who the first are, with the rule's confidence
+    leads, settled = ranks <= rule.top, found.settled[:, None]
+    rank_lo = np.where(settled, np.where(leads, 1, rule.top + 1), np.nan)
+    rank_hi = np.where(settled, np.where(leads, rule.top, len(method.groups)), np.nan)
     return replace(
         Scores(
             method=method.method_id, unit=method.unit, queries=queries.ids, groups=method.groups,
@@ -160,5 +172,5 @@ def _scores(method: ElboMethod, queries: Queries, rule: StopRule, found: RaceRes
             score=found.score, n_evals=sum(method.networks()) * found.rounds * plan.evals_per_round,
         ),
         stderr=np.where(unknown, np.nan, found.stderr), lo=np.where(unknown, np.nan, found.lo),
-        hi=np.where(unknown, np.nan, found.hi), ranks=ranks,
+        hi=np.where(unknown, np.nan, found.hi), ranks=ranks, rank_lo=rank_lo, rank_hi=rank_hi,
     )  # fmt: skip

@@ -34,8 +34,8 @@ class Scale:
     @classmethod
     def of(cls, *arrays: np.ndarray | None) -> Scale:
         found = [a for a in arrays if a is not None]
-        lo = min(0.0, *(float(a.min()) for a in found))
-        hi = max(0.0, *(float(a.max()) for a in found))
+        lo = min(0.0, *(float(np.nanmin(a)) for a in found if not np.isnan(a).all()))
+        hi = max(0.0, *(float(np.nanmax(a)) for a in found if not np.isnan(a).all()))
         return cls(lo, hi) if hi > lo else cls(0.0, 1.0)
 
     def at(self, value: float) -> float:
@@ -57,7 +57,7 @@ class Row:
 
     group: int
     name: str
-    kind: str  # CSS classes: pos | neg, and sure where the interval clears zero
+    kind: str  # CSS classes: pos | neg, sure where the interval clears zero, open where there is none
     style: str
     value: str
     interval: str
@@ -85,8 +85,8 @@ class MethodView:
         self.null = None if null is None else null.quantile()  # what 95 % of placebo scores are below
         self.above = None if null is None else null.clears(scores)
         self.id, self.unit, self.estimand = scores.method, scores.unit, scores.estimand
-        finite = scores.lo is not None and scores.hi is not None and bool(np.isfinite([scores.lo, scores.hi]).all())
-        self.lo, self.hi = (scores.lo, scores.hi) if finite else (None, None)
+        known = scores.lo is not None and scores.hi is not None and bool(np.isfinite(scores.lo).any())
+        self.lo, self.hi = (scores.lo, scores.hi) if known else (None, None)  # NaN: a race saw the group only once
         self.digits = decimals(scores.score)
 
     @property
@@ -107,26 +107,30 @@ class MethodView:
     def per_digits(self) -> int:
         return decimals(self.per_score)
 
-    def _verdicts(self, factor: np.ndarray, unit: str, digits: int) -> list[Verdict]:
-        score, lo, hi = self._scaled(factor)
-        order = np.argsort(-score, axis=1, kind="stable")
-        said = []
-        for q in range(len(score)):
-            ranked = [
-                GroupScore(self.scores.groups[g], float(score[q, g]), None if lo is None else float(lo[q, g]),
-                           None if hi is None else float(hi[q, g]), rank, unit)
-                for rank, g in enumerate(order[q], 1)
-            ]  # fmt: skip
-            said.append(verdict(ranked, digits))
-        return said
-
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        return self._verdicts(np.ones(len(self.sizes)), self.unit, self.digits)
+        floor = 0.0 if self.null is None else self.null
+        return [verdict(self.scores[query].ranked, self.digits, floor) for query in self.scores.queries]
 
     @cached_property
     def per_verdicts(self) -> list[Verdict]:
-        return self._verdicts(PER / self.sizes, f"{self.unit} per {PER:,} images", self.per_digits)
+        """By intervals alone: ranks are of whole groups, and placebos have one size."""
+        score, lo, hi = self._scaled(PER / self.sizes)
+        unit, order = f"{self.unit} per {PER:,} images", np.argsort(-score, axis=1, kind="stable")
+
+        def known(array: np.ndarray | None, q: int, g: int) -> float | None:
+            return None if array is None or np.isnan(array[q, g]) else float(array[q, g])
+
+        return [
+            verdict(
+                [
+                    GroupScore(self.scores.groups[g], float(score[q, g]), known(lo, q, g), known(hi, q, g), rank, unit)
+                    for rank, g in enumerate(order[q], 1)
+                ],
+                self.per_digits,
+            )
+            for q in range(len(score))
+        ]
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -167,8 +171,8 @@ class MethodView:
 
     def _row(self, q: int, g: int, scale: Scale) -> Row:
         value, name = float(self.scores.score[q, g]), self.scores.groups[g]
-        lo = None if self.lo is None else float(self.lo[q, g])
-        hi = None if self.hi is None else float(self.hi[q, g])
+        seen = self.lo is not None and self.hi is not None and bool(np.isfinite(self.lo[q, g]))
+        lo, hi = (float(self.lo[q, g]), float(self.hi[q, g])) if seen else (None, None)  # type: ignore[index]
         a, b = sorted((scale.at(0.0), scale.at(value)))
         style = f"--a:{a:g}%;--w:{b - a:.4g}%"
         sure = False
@@ -180,7 +184,7 @@ class MethodView:
         if self.nats:
             per = signed(float(self.per_score[q, g]), self.per_digits)
             title += f"; {per} per {PER:,} images (group of {int(self.sizes[g]):,})"
-        kind = ("neg" if value < 0 else "pos") + (" sure" if sure else "")
+        kind = ("neg" if value < 0 else "pos") + (" sure" if sure else " open" if lo is None else "")
         return Row(g, name, kind, style, text, between, title)
 
     def group_lines(self, exemplars: Sequence[tuple[str, ...]]) -> list[GroupLine]:
@@ -202,8 +206,10 @@ class MethodView:
     def to_json(self) -> dict[str, Any]:
         """For switching in the browser; digits enough to print the same as here."""
 
-        def table(values: np.ndarray | None) -> list[list[float]] | None:
-            return None if values is None else [[float(f"{v:.9g}") for v in row] for row in values]
+        def table(values: np.ndarray | None) -> list[list[float | None]] | None:
+            if values is None:
+                return None
+            return [[None if np.isnan(v) else float(f"{v:.9g}") for v in row] for row in values]
 
         def said(verdicts: list[Verdict]) -> list[list[str]]:
             return [[v.kind, v.headline, v.detail] for v in verdicts]

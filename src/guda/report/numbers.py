@@ -27,8 +27,8 @@ def signed(value: float, digits: int) -> str:
 
 
 def interval(lo: float | None, hi: float | None, digits: int) -> str:
-    """[10.1, 14.5], or nothing where the method has no error model."""
-    return "" if lo is None or hi is None else f"[{plain(lo, digits)}, {plain(hi, digits)}]"
+    """[10.1, 14.5], or nothing where the method has no error model or has not seen enough."""
+    return "" if lo is None or hi is None or lo != lo else f"[{plain(lo, digits)}, {plain(hi, digits)}]"
 
 
 def percent(value: float) -> str:

@@ -41,6 +41,7 @@
     return out;
   };
 
+  const known = (table, q, g, factor) => (table === null || table[q][g] === null ? null : table[q][g] * factor);
   // What is shown: ranked groups of every picture, for the chosen method and view.
   let shown = [];
   const compute = () => {
@@ -50,8 +51,8 @@
       const rows = D.groups.map((_, g) => ({
         g,
         v: m.score[q][g] * factor[g],
-        lo: m.lo && m.lo[q][g] * factor[g],
-        hi: m.hi && m.hi[q][g] * factor[g],
+        lo: known(m.lo, q, g, factor[g]),
+        hi: known(m.hi, q, g, factor[g]),
       }));
       rows.sort((a, b) => b.v - a.v || a.g - b.g);
       const [kind, headline, detail] = (per ? m.perVerdicts : m.verdicts)[q];
@@ -95,7 +96,7 @@
       rows.forEach((r, i) => {
         const li = card.rows[i], [name, , value] = li.children, at = s.at(r.v);
         const between = r.lo === null ? "" : `[${plain(r.lo, digits)}, ${plain(r.hi, digits)}]`;
-        li.className = (r.v < 0 ? "neg" : "pos") + (r.lo !== null && (r.lo > 0 || r.hi < 0) ? " sure" : "") + (r.g === gold ? " gold" : "");
+        li.className = (r.v < 0 ? "neg" : "pos") + (r.lo !== null && (r.lo > 0 || r.hi < 0) ? " sure" : r.lo === null ? " open" : "") + (r.g === gold ? " gold" : "");
         li.title = `${D.groups[r.g].name}: ${signed(r.v, digits)} ${between} ${unit} (group of ${D.groups[r.g].size.toLocaleString("en-US")})`;
         li.style.setProperty("--a", Math.min(at, zero) + "%");
         li.style.setProperty("--w", Math.abs(at - zero) + "%");

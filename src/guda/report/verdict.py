@@ -1,8 +1,9 @@
-"""The verdict on one picture, in plain language, from its groups' intervals.
+"""The verdict on one picture, in plain language, from its groups' intervals and ranks.
 
-The rule is conservative: the first group stands out only if its whole interval is above zero and above the whole
-interval of every other group. Two 95 % intervals may overlap although the difference of their scores is significant;
-such a pair is called not separated here.
+The first group stands out only if its whole interval is above the floor, and no other group may be ahead of it. The
+floor is zero, or what 95 % of placebo groups score, where that is more. Who may be ahead is told by the rank intervals:
+differences between groups scored with the same draws, all comparisons held together (scoring/ranks.py), or a settled
+race. Where there are none, two groups count as separated only if their intervals do not overlap, which is stricter.
 """
 
 from __future__ import annotations
@@ -36,18 +37,27 @@ class Verdict:
         return f"{self.headline} ({self.detail})"
 
 
-def verdict(ranked: Sequence[GroupScore], digits: int = 1) -> Verdict:
-    """`ranked`: all groups of one picture, best first; either all have intervals or none has."""
+def verdict(ranked: Sequence[GroupScore], digits: int = 1, floor: float = 0.0) -> Verdict:
+    """`ranked`: all groups of one picture, best first; `floor`: what a score must clear to count as one."""
     first = ranked[0]
     value = f"{signed(first.score, digits)} {interval(first.lo, first.hi, digits)}".strip() + f" {first.unit}"
-    if first.lo is None or any(g.lo is None or g.hi is None for g in ranked):
+    paired = first.rank_hi is not None
+    if first.lo is None or (not paired and any(g.lo is None or g.hi is None for g in ranked)):
         return Verdict("unmeasured", f"group {first.group} is first", f"{value}; no interval, so no verdict")
-    if not any(g.lo is not None and g.lo > 0 for g in ranked):
-        return Verdict("none", "nothing stands out", f"no interval clears zero; first is {first.group}, {value}")
-    rivals = [g.group for g in ranked[1:] if g.hi is not None and g.hi >= first.lo]
-    if first.lo > 0 and not rivals:
-        return Verdict("clear", f"group {first.group} stands out", f"{value}; clear of the next group")
+    clears = "zero" if floor <= 0 else f"what placebo groups score ({signed(floor, digits)})"
+    if not any(g.lo is not None and g.lo > max(floor, 0.0) for g in ranked):
+        return Verdict("none", "nothing stands out", f"no interval clears {clears}; first is {first.group}, {value}")
+    if paired:
+        rivals = [] if first.rank_hi == 1 else [g.group for g in ranked[1:] if g.rank_lo == 1]
+        why = "their differences are within the error; the first is"
+    else:
+        rivals = [g.group for g in ranked[1:] if g.hi is not None and g.hi >= first.lo]
+        why = "their intervals overlap that of the first:"
     tied = [first.group, *rivals]
-    rest = len(tied) - NAMED
-    names = f"{', '.join(tied[:NAMED])} and {rest} more" if rest > 0 else f"{', '.join(tied[:-1])} and {tied[-1]}"
-    return Verdict("tied", f"groups {names} not separated", f"their intervals overlap that of the first: {value}")
+    if len(tied) > 1:
+        rest = len(tied) - NAMED
+        names = f"{', '.join(tied[:NAMED])} and {rest} more" if rest > 0 else f"{', '.join(tied[:-1])} and {tied[-1]}"
+        return Verdict("tied", f"groups {names} not separated", f"{why} {value}")
+    if first.lo <= max(floor, 0.0):
+        return Verdict("none", "nothing stands out", f"the first, {first.group}, does not clear {clears}: {value}")
+    return Verdict("clear", f"group {first.group} stands out", f"{value}; clear of the next group")

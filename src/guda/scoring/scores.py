@@ -7,6 +7,7 @@ have nulls for stderr, lo and hi.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ class GroupScore:
     hi: float | None
     rank: int
     unit: str
+    rank_lo: int | None = None  # best and worst rank that the error allows
+    rank_hi: int | None = None
+    p_first: float | None = None  # probability of being first, given the error
 
     def __str__(self) -> str:
         interval = "" if self.lo is None else f" [{self.lo:+.2f}, {self.hi:+.2f}]"
@@ -76,7 +80,7 @@ class Scores:
             q, g = np.argwhere(~np.isfinite(self.score))[0]
             raise NotFinite(f"{self.method}: the score of {self.groups[g]!r} for {self.queries[q]!r} is not a number")
 
-    @property
+    @cached_property
     def rank(self) -> np.ndarray:
         """1 = the group that mattered most; ties by group order."""
         if self.ranks is not None:
@@ -84,19 +88,30 @@ class Scores:
         order = np.argsort(-self.score, axis=1, kind="stable")
         return np.argsort(order, axis=1, kind="stable") + 1
 
+    @cached_property
+    def _place(self) -> dict[str, int]:
+        return {query: q for q, query in enumerate(self.queries)}
+
     def __getitem__(self, query: str) -> QueryScores:
-        if query not in self.queries:
+        if query not in self._place:
             raise GudaError(f"no query {query!r} among the {len(self.queries)} scored{suggestion(query, self.queries)}")
-        q = self.queries.index(query)
+        q = self._place[query]
         rank = self.rank[q]
 
         def value(array: np.ndarray | None, g: int) -> float | None:
             return None if array is None or np.isnan(array[q, g]) else float(array[q, g])
 
+        def whole(array: np.ndarray | None, g: int) -> int | None:
+            found = value(array, g)
+            return None if found is None else int(found)
+
         items = [
-            GroupScore(name, float(self.score[q, g]), value(self.lo, g), value(self.hi, g), int(rank[g]), self.unit)
+            GroupScore(
+                name, float(self.score[q, g]), value(self.lo, g), value(self.hi, g), int(rank[g]), self.unit,
+                whole(self.rank_lo, g), whole(self.rank_hi, g), value(self.p_first, g),
+            )
             for g, name in enumerate(self.groups)
-        ]
+        ]  # fmt: skip
         return QueryScores(query, tuple(sorted(items, key=lambda i: i.rank)))
 
     def evals_per_query(self, shared: int = 1, each: int = 1) -> np.ndarray:

@@ -13,7 +13,16 @@ from guda.verbs.project import change_groups, change_queries, change_scoring, ch
 from guda.verbs.prompts import prompts_build, prompts_show
 from guda.verbs.queries import add_queries, choose_or_add_queries, choose_queries
 from guda.verbs.reproduce import read_reproduction, reproduce, reproductions, scaled_recipe
-from guda.verbs.score import band_shares, evals_per_picture, placebo_null, score, scored_methods, scores_path, variant
+from guda.verbs.score import (
+    band_shares,
+    evals_per_picture,
+    placebo_null,
+    score,
+    scored_methods,
+    scores_path,
+    variant,
+    watch,
+)
 from guda.verbs.space import parse_space, read_space
 from guda.verbs.tune import tune
 from guda.verbs.work import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, sample, train
@@ -69,4 +78,5 @@ __all__ = [
     "train",
     "tune",
     "variant",
+    "watch",
 ]

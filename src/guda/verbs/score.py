@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,11 +17,11 @@ from guda.methods.elbo import ElboMethod
 from guda.methods.logo import Logo
 from guda.methods.pilot import pilot_tasks
 from guda.methods.placebo import SUFFIX, Null, fitted_placebos, placebo_size
-from guda.methods.raced import check_race, race
+from guda.methods.raced import check_race, looks, race
 from guda.runs.run import Run
 from guda.scoring.bands import Bands, by_band, default_edges
 from guda.scoring.probe import OutOfMemory, halve_block, probe
-from guda.scoring.race import StopRule
+from guda.scoring.race import RaceResult, StopRule
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries, run_schedule
 from guda.verbs.work import Engine, check_fitted
@@ -78,6 +78,26 @@ def _race(run: Run, queries: Queries, found: Method, rule: StopRule, engine: Eng
     scores, _ = race(found, queries, rule, lambda tasks, title: engine(run, tasks, title))
     scores.write(scores_path(run, queries.name, found.method_id, rule.name))
     return scores
+
+
+def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterator[tuple[Scores, RaceResult]]:
+    """Race one method as `score` does, and tell what is known after each round; the last is written."""
+    queries, rule = load_queries(run, name), StopRule.parse(stop)
+    variant(run, stop, None)
+    check_fitted(run, [method])
+    found = get_method(run, method)
+    check_race(found)
+    assert isinstance(found, ElboMethod)
+    probe(run, load_model(run, "base"))
+    while True:
+        try:
+            engine(run, pilot_tasks(run, [found]), "pilot")
+            for scores, result in looks(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
+                yield scores, result
+            scores.write(scores_path(run, name, method, rule.name))
+            return
+        except OutOfMemory:
+            halve_block(run)
 
 
 def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = None) -> dict[str, Scores]:

@@ -1,0 +1,30 @@
+"""Tasks in this process, one after the other: for a server that keeps its model loaded between pictures.
+
+Results are bitwise per thread count, and workers of the other engines have one thread each: so has this process once
+it has run a task here.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from guda.engine.tasks import Task, execute, pending
+from guda.errors import GudaError
+from guda.runs.run import Run
+
+_ALONE = threading.Lock()  # tasks report progress through one place per process
+
+
+def run_here(run: Run, tasks: list[Task], title: str = "") -> int:
+    """Run what is not done yet; returns how many tasks that were."""
+    import torch
+
+    with _ALONE:
+        torch.set_num_threads(1)
+        left = pending(run, tasks)
+        for task in left:
+            if not task.ready(run):
+                missing = next(path for path in task.needs if not run.has(path))
+                raise GudaError(f"{task.name} needs {missing}, which is not there; run the earlier steps first")
+            execute(str(run.root), task)
+        return len(left)
