@@ -248,6 +248,10 @@ def score(
     stop: Annotated[
         str | None, typer.Option(help="Race to a stop rule: top1@0.95, top3@0.9, budget=N, or two with a comma.")
     ] = None,
+    screen: Annotated[
+        str | None,
+        typer.Option(help="With --stop: only the first groups by a cheap method start the race, e.g. posterior:10."),
+    ] = None,
     band: Annotated[
         str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000; another estimand, named as such.")
     ] = None,
@@ -267,16 +271,17 @@ def score(
     if not methods:
         raise GudaError(f"nothing is fitted in {run} yet; run: guda fit {run}")
     verbs.check_fitted(folder, methods)  # before a folder of queries is taken in
-    variant = verbs.variant(folder, stop, band, drift)
+    variant = verbs.variant(folder, stop, band, drift, screen)
     verbs.change_scoring(folder, rounds=rounds, drift=drift)
     chosen = verbs.choose_or_add_queries(folder, queries, name)
-    results = verbs.score(folder, chosen, methods, _engine(workers, as_json), stop, band)
+    results = verbs.score(folder, chosen, methods, _engine(workers, as_json), stop, band, screen)
     nulls = {m: verbs.placebo_null(folder, chosen, m, variant) for m in results}
     lines = []
     for found in results.values():
         lines.append(f"{found.method} ({found.unit}; {found.sign}; {found.estimand})")
         if stop is not None:
-            lines.append(f"  {verbs.evals_per_picture(folder, found):,.0f} evaluations per picture on average")
+            also = "" if screen is None else f", and those of the screen {screen}"
+            lines.append(f"  {verbs.evals_per_picture(folder, found):,.0f} evaluations per picture on average{also}")
         shown = found.queries[:5]
         for query in shown:
             lines.append(f"  {query}: " + "   ".join(str(g) for g in found[query].top(top)))

@@ -24,6 +24,7 @@ from guda.scoring.elbo import kl
 from guda.scoring.pilot import run_plan
 from guda.scoring.race import Race, RaceResult, StopRule
 from guda.scoring.scores import Scores
+from guda.scoring.screen import Screened
 from guda.scoring.terms import (
     ModelRef,
     band_weights,
@@ -39,15 +40,23 @@ MAX_ROUNDS = 64
 
 
 def race(
-    method: ElboMethod, queries: Queries, rule: StopRule, work: Callable[[list[Task], str], object]
+    method: ElboMethod,
+    queries: Queries,
+    rule: StopRule,
+    work: Callable[[list[Task], str], object],
+    screened: Screened | None = None,
 ) -> tuple[Scores, RaceResult]:
     """Run (or replay) a race to its end; `work(tasks, title)` carries out a round."""
-    *_, last = looks(method, queries, rule, work)
+    *_, last = looks(method, queries, rule, work, screened)
     return last
 
 
 def looks(
-    method: ElboMethod, queries: Queries, rule: StopRule, work: Callable[[list[Task], str], object]
+    method: ElboMethod,
+    queries: Queries,
+    rule: StopRule,
+    work: Callable[[list[Task], str], object],
+    screened: Screened | None = None,
 ) -> Iterator[tuple[Scores, RaceResult]]:
     """What is known after each round; the last is the answer. Intervals hold at every look, so a person may watch."""
     check_race(method)
@@ -55,13 +64,15 @@ def looks(
     plan = run_plan(method.run)
     if plan.grid:
         raise GudaError("the paper's fixed grid cannot be raced; use scoring.estimand: elbo")
-    state = Race(queries.n, len(method.groups), plan.evals_per_round, rule, MAX_ROUNDS, method.networks())
+    start = None if screened is None else screened.start
+    state = Race(queries.n, len(method.groups), plan.evals_per_round, rule, MAX_ROUNDS, method.networks(), start)
+    folder = _folder(method, rule, sets, screened)
     while (wanted := state.wanted()).any():
         number = len(state.rounds)
-        work(_tasks(method, queries, rule, wanted, number, sets), f"race {queries.name}, round {number + 1}")
-        state.publish(_contributions(method, queries, rule, wanted, number, sets))
+        work(_tasks(method, queries, rule, wanted, number, sets, folder), f"race {queries.name}, round {number + 1}")
+        state.publish(_contributions(method, queries, wanted, number, sets, folder))
         found = state.result()
-        yield _scores(method, queries, rule, found), found
+        yield _scores(method, queries, rule, found, screened), found
 
 
 def check_race(method: Method) -> None:
@@ -74,12 +85,13 @@ def check_race(method: Method) -> None:
         raise GudaError(f"{method.method_id} is an oracle, scored in full: leave it out with --method, or leave --stop")
 
 
-def _folder(method: ElboMethod, rule: StopRule, sets: list[Set]) -> str:
+def _folder(method: ElboMethod, rule: StopRule, sets: list[Set], screened: Screened | None) -> str:
     """Of one rule and these models: even the full model's parts hold only the queries that this race still wanted,
-    and what they still want depends on how the sets are weighed."""
+    and what they still want depends on how the sets are weighed, and on who started."""
     models = [m.key for full, groups in sets for m in (full, *groups.values())]
     weighing = [] if len(sets) == 1 else [method.config.model_dump(mode="json")]
-    return terms_folder(method.run, digest([rule.name, *models, *weighing]))
+    begun = [] if screened is None else [np.packbits(screened.start).tobytes().hex()]
+    return terms_folder(method.run, digest([rule.name, *models, *weighing, *begun]))
 
 
 def _models(sets: list[Set], wanted: np.ndarray) -> dict[ModelRef, np.ndarray]:
@@ -92,10 +104,10 @@ def _models(sets: list[Set], wanted: np.ndarray) -> dict[ModelRef, np.ndarray]:
 
 
 def _tasks(
-    method: ElboMethod, queries: Queries, rule: StopRule, wanted: np.ndarray, number: int, sets: list[Set]
+    method: ElboMethod, queries: Queries, rule: StopRule, wanted: np.ndarray, number: int, sets: list[Set], folder: str
 ) -> list[Task]:
     run = method.run
-    size, folder, plan = run.recipe.scoring.shard, _folder(method, rule, sets), run_plan(run)
+    size, plan = run.recipe.scoring.shard, run_plan(run)
     tasks = []
     for i, shard in enumerate(shard_names(queries, size)):
         here = _models(sets, wanted[i * size : (i + 1) * size])
@@ -123,11 +135,11 @@ def race_shard(run: Run, queries: str, shard: int, round: int, folder: str, mode
 
 
 def _contributions(
-    method: ElboMethod, queries: Queries, rule: StopRule, wanted: np.ndarray, number: int, sets: list[Set]
+    method: ElboMethod, queries: Queries, wanted: np.ndarray, number: int, sets: list[Set], folder: str
 ) -> np.ndarray:
     """Paired nats [Q, G, S] of one round, NaN where nothing was evaluated."""
     run = method.run
-    size, folder, plan = run.recipe.scoring.shard, _folder(method, rule, sets), run_plan(run)
+    size, plan = run.recipe.scoring.shard, run_plan(run)
     weights = band_weights(run, None)
     out = np.full((*wanted.shape, plan.n_strata), np.nan)
     for i, shard in enumerate(shard_names(queries, size)):
@@ -155,10 +167,13 @@ def _contributions(
     return out
 
 
-def _scores(method: ElboMethod, queries: Queries, rule: StopRule, found: RaceResult) -> Scores:
+def _scores(
+    method: ElboMethod, queries: Queries, rule: StopRule, found: RaceResult, screened: Screened | None
+) -> Scores:
     plan = run_plan(method.run)
+    score = found.score if screened is None else np.where(found.rounds > 0, found.score, screened.scores.score)
     # a group that left early was beaten when it left: it ranks below those that stayed longer
-    order = np.lexsort((-found.score, -found.rounds), axis=1)
+    order = np.lexsort((-score, -found.rounds), axis=1)
     ranks = np.argsort(order, axis=1, kind="stable") + 1
     unknown = ~np.isfinite(found.lo)
     # a settled race has said who the first are, with the rule's confidence
@@ -168,8 +183,9 @@ def _scores(method: ElboMethod, queries: Queries, rule: StopRule, found: RaceRes
     return replace(
         Scores(
             method=method.method_id, unit=method.unit, queries=queries.ids, groups=method.groups,
-            estimand=f"{plan.estimand}; raced to {rule.name}, intervals hold at every look",
-            score=found.score, n_evals=sum(method.networks()) * found.rounds * plan.evals_per_round,
+            estimand=f"{plan.estimand}; raced to {rule.name}, intervals hold at every look"
+            + ("" if screened is None else screened.estimand),
+            score=score, n_evals=sum(method.networks()) * found.rounds * plan.evals_per_round,
         ),
         stderr=np.where(unknown, np.nan, found.stderr), lo=np.where(unknown, np.nan, found.lo),
         hi=np.where(unknown, np.nan, found.hi), ranks=ranks, rank_lo=rank_lo, rank_hi=rank_hi,

@@ -93,6 +93,7 @@ def survivors(contributions: np.ndarray, active: np.ndarray, rule: StopRule) -> 
     `active` [G]: the groups evaluated in the last round. All False: the query is settled.
     """
     rounds, groups, _ = contributions.shape
+    started = int(np.isfinite(contributions[0, :, 0]).sum())  # fewer than all where a screen chose them
     now = np.flatnonzero(active)
     d = contributions[:, now]  # every active group has all rounds
     score = d.mean(axis=0).sum(axis=-1)
@@ -112,7 +113,7 @@ def survivors(contributions: np.ndarray, active: np.ndarray, rule: StopRule) -> 
         gap = gaps.mean(axis=0).sum(axis=-1)
         variances = gaps.var(axis=0, ddof=1) / rounds
         reach = anytime_reach(
-            1 - rule.confidence, rounds, effective_df(variances, rounds), rule.top * (groups - rule.top)
+            1 - rule.confidence, rounds, effective_df(variances, rounds), rule.top * (started - rule.top)
         )
         if not bool((gap > reach * np.sqrt(variances.sum(axis=-1))).all()):
             challengers.append(int(k))
@@ -134,21 +135,23 @@ class Race:
 
     def __init__(
         self, n_queries: int, n_groups: int, evals_per_round: int, rule: StopRule, max_rounds: int,
-        networks: tuple[int, int] = (1, 1),
+        networks: tuple[int, int] = (1, 1), start: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """`networks` (shared, each): a draw of n groups costs shared + each n network evaluations."""
+        """`networks` (shared, each): a draw of n groups costs shared + each n network evaluations. `start` [Q, G]: the
+        groups that begin, as many for every query; default: all."""
         self.networks, self.evals_per_round = networks, evals_per_round
-        if rule.top >= n_groups:
-            raise GudaError(f"stop rule {rule.name}: with {n_groups} groups, top{rule.top} is settled from the start")
-        if rule.budget is not None and rule.budget < (least := int(self._cost(n_groups))):
+        begin = n_groups if start is None else int(start.sum(axis=1).max())
+        if rule.top >= begin:
+            raise GudaError(f"stop rule {rule.name}: with {begin} groups, top{rule.top} is settled from the start")
+        if rule.budget is not None and rule.budget < (least := int(self._cost(begin))):
             raise GudaError(
-                f"stop rule {rule.name}: one round of {n_groups} groups and the full model costs {least} evaluations; "
+                f"stop rule {rule.name}: one round of {begin} groups and the full model costs {least} evaluations; "
                 "give at least that, or fewer strata"
             )
         self.rule, self.max_rounds = rule, max_rounds
         self.rounds: list[np.ndarray] = []  # nats [Q, G, S] per round, NaN where nothing was evaluated
         self.evals = np.zeros(n_queries, np.int64)  # per query, the full model included
-        self.active = np.ones((n_queries, n_groups), bool)
+        self.active = np.ones((n_queries, n_groups), bool) if start is None else start.copy()
         self.settled = np.zeros(n_queries, bool)  # by confidence, not by running out of budget
 
     def _cost(self, groups: np.ndarray | int) -> np.ndarray:
@@ -177,11 +180,13 @@ class Race:
             self.active[q] = keep
 
     def result(self, level: float = 0.95) -> RaceResult:
-        """Scores with intervals that hold at every look; infinite where a group was seen for one round only."""
+        """Scores with intervals that hold at every look; infinite where a group was seen for one round only, and no
+        score (NaN) where it did not start."""
         d = np.stack(self.rounds)
         seen = np.isfinite(d[..., 0]).sum(axis=0)  # [Q, G] rounds
-        score = np.nanmean(d, axis=0).sum(axis=-1)
-        squares = np.nansum((d - np.nanmean(d, axis=0)) ** 2, axis=0)
+        mean = np.nansum(d, axis=0) / np.where(seen, seen, np.nan)[..., None]
+        score = mean.sum(axis=-1)
+        squares = np.nansum((d - mean) ** 2, axis=0)
         stderr, width = np.full(score.shape, np.inf), np.full(score.shape, np.inf)
         for look in range(2, len(d) + 1):
             here = seen == look

@@ -23,6 +23,7 @@ from guda.scoring.bands import Bands, by_band, default_edges
 from guda.scoring.probe import OutOfMemory, halve_block, probe
 from guda.scoring.race import RaceResult, StopRule
 from guda.scoring.scores import Scores
+from guda.scoring.screen import Screen, Screened
 from guda.scoring.terms import load_queries, run_schedule
 from guda.verbs.work import Engine, check_fitted
 
@@ -30,20 +31,45 @@ T = TypeVar("T")
 
 
 def score(
-    run: Run, name: str, methods: Sequence[str], engine: Engine, stop: str | None = None, band: str | None = None
-) -> dict[str, Scores]:
+    run: Run, name: str, methods: Sequence[str], engine: Engine, stop: str | None = None, band: str | None = None,
+    screen: str | None = None,
+) -> dict[str, Scores]:  # fmt: skip
     """Scores of one query set by each method, also written to scores/<set>/<method>.parquet.
 
-    `stop` races to a stop rule instead of the recipe's fixed rounds; `band` counts some timesteps only."""
+    `stop` races to a stop rule instead of the recipe's fixed rounds; `screen` lets only the first groups by a cheap
+    method start; `band` counts some timesteps only."""
     queries = load_queries(run, name)
-    variant(run, stop, band)  # refuses what cannot be asked
+    variant(run, stop, band, screen=screen)  # refuses what cannot be asked
     rule, bands = None if stop is None else StopRule.parse(stop), parse_bands(run, band)
     check_fitted(run, methods)
     chosen = [get_method(run, m) for m in methods]
-    if rule is not None:
-        for found in chosen:
-            check_race(found)  # all of them before the first is raced
-    return prepared(run, chosen, engine, lambda: _score(run, queries, chosen, engine, rule, bands))
+    if rule is None:
+        return prepared(run, chosen, engine, lambda: _score(run, queries, chosen, engine, bands))
+    for found in chosen:
+        check_race(found)  # all of them before the first is raced
+    asked = None if screen is None else Screen.parse(screen)
+    screener = [] if asked is None else [_screener(run, asked)]
+
+    def raced() -> dict[str, Scores]:
+        first = None
+        if asked is not None:
+            first = Screened(asked, _score(run, queries, screener, engine, None)[asked.method])
+        return {m.method_id: _race(run, queries, m, rule, engine, first) for m in chosen}
+
+    return prepared(run, [*screener, *chosen], engine, raced)
+
+
+def _screener(run: Run, screen: Screen) -> Method:
+    """The method that chooses who races: it must answer in nats, because those that do not race keep its score."""
+    found = get_method(run, screen.method)
+    if not isinstance(found, ElboMethod) or isinstance(found, Logo):
+        raise GudaError(
+            f"--screen {screen.name}: {screen.method} has no cheap scores in nats; use posterior:{screen.keep}"
+        )
+    check_fitted(run, [screen.method])
+    if screen.keep > len(found.groups):
+        raise GudaError(f"--screen {screen.name}: there are {len(found.groups)} groups; leave --screen, or keep fewer")
+    return found
 
 
 def prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable[[], T]) -> T:
@@ -58,11 +84,7 @@ def prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable
             halve_block(run)  # the terms of the smaller block go under a key of their own
 
 
-def _score(
-    run: Run, queries: Queries, chosen: list[Method], engine: Engine, rule: StopRule | None, bands: Bands | None
-) -> dict[str, Scores]:
-    if rule is not None:
-        return {m.method_id: _race(run, queries, m, rule, engine) for m in chosen}
+def _score(run: Run, queries: Queries, chosen: list[Method], engine: Engine, bands: Bands | None) -> dict[str, Scores]:
     tasks: list[Task] = []
     planned: set[str] = set()
     for found in chosen:
@@ -73,10 +95,13 @@ def _score(
     return {m.method_id: publish(run, queries, m, bands)[m.method_id] for m in chosen}
 
 
-def _race(run: Run, queries: Queries, found: Method, rule: StopRule, engine: Engine) -> Scores:
+def _race(
+    run: Run, queries: Queries, found: Method, rule: StopRule, engine: Engine, screened: Screened | None
+) -> Scores:
     assert isinstance(found, ElboMethod)
-    scores, _ = race(found, queries, rule, lambda tasks, title: engine(run, tasks, title))
-    scores.write(scores_path(run, queries.name, found.method_id, rule.name))
+    scores, _ = race(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
+    screen = None if screened is None else screened.screen.name
+    scores.write(scores_path(run, queries.name, found.method_id, variant(run, rule.name, None, screen=screen)))
     return scores
 
 
@@ -131,14 +156,21 @@ def placebo_null(run: Run, queries: str, method: str, variant: str | None = None
     return Null(scores, placebo_size(load_data(run)))
 
 
-def variant(run: Run, stop: str | None, band: str | None, drift: str | None = None) -> str | None:
+def variant(
+    run: Run, stop: str | None, band: str | None, drift: str | None = None, screen: str | None = None
+) -> str | None:
     """Sub-folder of scores that are not the plain estimand by the recipe's rounds."""
     bands = parse_bands(run, band)
     if stop is not None and bands is not None:
         raise GudaError("--stop races over the whole bound; give either --stop or --band")
     if stop is not None and (drift or run.recipe.scoring.drift) == "subtract":
         raise GudaError("--stop races scores as they are; give --drift keep with it, or leave --stop")
-    return StopRule.parse(stop).name if stop is not None else bands.slug if bands else None
+    if screen is not None and stop is None:
+        raise GudaError("--screen chooses who starts a race; give --stop too, e.g. --stop top1@0.95")
+    if stop is None:
+        return bands.slug if bands else None
+    # no colon: it cannot be part of a file's name everywhere
+    return StopRule.parse(stop).name + ("" if screen is None else f"+{Screen.parse(screen).name.replace(':', '=')}")
 
 
 def parse_bands(run: Run, band: str | None) -> Bands | None:

@@ -1,0 +1,105 @@
+"""A screen before the race: who starts, what it costs, and what the others are told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tinyrun import SET, Inline, tiny, write_digits
+
+from guda import verbs
+from guda.errors import GudaError
+from guda.runs.run import Run
+from guda.scoring.race import Race, StopRule
+from guda.scoring.scores import Scores
+from guda.scoring.screen import Screen, recall
+from guda.verbs.score import scores_path
+
+GROUPS = ("0", "1", "2", "3", "4")
+RULE = "top1@0.9,budget=400"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("screen")
+    recipe = tiny(
+        write_digits(root / "data", GROUPS),
+        methods={"posterior": {}, "retrack": {"steps": 5, "batch_forget": 8, "batch_retain": 8, "window": [0.1, 1.0]}},
+    )
+    found = verbs.init(root / "run", recipe)
+    verbs.train(found, Inline())
+    verbs.fit(found, ["retrack", "posterior"], Inline())
+    verbs.sample(found, Inline())
+    return found
+
+
+def test_only_the_screens_first_groups_race(run: Run) -> None:
+    engine = Inline()
+    found = verbs.score(run, SET, ["retrack"], engine, stop=RULE, screen="posterior:3")["retrack"]
+    screen = Scores.read(scores_path(run, SET, "posterior"))
+    started = screen.rank <= 3
+    assert (np.asarray(found.n_evals) > 0).tolist() == started.tolist()
+    assert np.isfinite(found.lo[started]).all()
+    assert np.isnan(found.lo[~started]).all()
+    assert np.array_equal(found.score[~started], screen.score[~started])
+    assert (found.rank[started].reshape(-1, 3) <= 3).all()
+    assert scores_path(run, SET, "retrack", f"{RULE}+posterior=3").is_file()
+    again = Inline()
+    same = verbs.score(Run.open(run.root), SET, ["retrack"], again, stop=RULE, screen="posterior:3")["retrack"]
+    assert again.ran == []
+    assert np.array_equal(same.score, found.score)
+
+
+def test_a_screen_that_keeps_all_is_the_plain_race(run: Run) -> None:
+    plain = verbs.score(run, SET, ["retrack"], Inline(), stop=RULE)["retrack"]
+    all_of_them = verbs.score(run, SET, ["retrack"], Inline(), stop=RULE, screen="posterior:5")["retrack"]
+    assert np.array_equal(plain.score, all_of_them.score)
+    assert np.array_equal(plain.rank, all_of_them.rank)
+
+
+@pytest.mark.parametrize(
+    ("stop", "screen", "message"),
+    [
+        (None, "posterior:3", "give --stop too"),
+        (RULE, "posterior", "write METHOD:KEEP"),
+        (RULE, "posterior:1", "at least two"),
+        (RULE, "posterior:9", "there are 5 groups"),
+        (RULE, "similarity-pixel:3", "no cheap scores in nats"),
+        (RULE, "posteriro:3", "unknown method"),
+    ],
+)
+def test_screens_that_cannot_be(run: Run, stop: str | None, screen: str, message: str) -> None:
+    with pytest.raises(GudaError, match=message):
+        verbs.score(run, SET, ["retrack"], Inline(), stop=stop, screen=screen)
+
+
+def test_confidence_counts_the_comparisons_of_those_that_started() -> None:
+    """Three of 1,000 groups race as three groups alone do: the others cost neither evaluations nor confidence."""
+    rng = np.random.default_rng(0)
+    three = rng.normal([[[0.4], [0.0], [-0.2]]], 0.3, (1, 3, 4))
+    start = np.zeros((1, 1000), bool)
+    start[:, [7, 500, 999]] = True
+    rule = StopRule.parse("top1@0.9")
+    small, large = Race(1, 3, 4, rule, 30), Race(1, 1000, 4, rule, 30, start=start)
+    for _ in range(30):
+        if not small.wanted().any():
+            break
+        three = rng.normal([[[0.4], [0.0], [-0.2]]], 0.3, (1, 3, 4))
+        wide = np.full((1, 1000, 4), np.nan)
+        wide[:, [7, 500, 999]] = three
+        small.publish(three)
+        large.publish(wide)
+        assert large.wanted()[0, [7, 500, 999]].tolist() == small.wanted()[0].tolist()
+    assert small.settled.all()
+    assert large.settled.all()
+    assert large.evals.tolist() == small.evals.tolist()
+    assert large.result().winner().tolist() == [7]
+    with pytest.raises(GudaError, match="with 3 groups, top3"):
+        Race(1, 1000, 4, StopRule.parse("top3@0.9"), 30, start=start)
+
+
+def test_recall_counts_pictures_whose_first_group_was_kept() -> None:
+    groups, queries = ("a", "b", "c"), ("p", "q")
+    settled = Scores("x", "nats", "", queries, groups, np.array([[3.0, 2, 1], [1, 2, 3]]), 1)
+    screen = Scores("y", "nats", "", queries, groups, np.array([[2.0, 3, 1], [3, 2, 1]]), 1)
+    assert [recall(screen, settled, keep) for keep in (1, 2, 3)] == [0.0, 0.5, 1.0]
+    assert Screen.parse("posterior:10") == Screen("posterior", 10)
