@@ -1,0 +1,128 @@
+"""Run folders in a store: two machines, one run."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+from tinyrun import exact, finished_root
+
+from guda.errors import GudaError, Mismatch
+from guda.runs.remote import Mirror, is_remote
+
+SKIPPED = ("progress", "checkpoints")
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"memory://{uuid.uuid4().hex}/run" if request.param == "memory" else f"file://{tmp_path}/bucket/run"
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def machine(url: str, root: Path) -> Mirror:
+    return Mirror(url, root)
+
+
+def test_a_run_arrives_whole_on_another_machine(url: str, tmp_path: Path) -> None:
+    one = machine(url, finished_root())
+    assert one.push() > 10
+    assert one.push() == 0
+    two = machine(url, tmp_path / "two")
+    assert two.pull() > 10
+    assert two.pull() == 0
+    assert exact(tmp_path / "two") == exact(finished_root())
+    assert two.push() == 0
+
+
+def test_what_says_done_is_published_after_what_it_speaks_of(url: str, tmp_path: Path) -> None:
+    """A push that dies in the middle: another machine sees a prefix of the order in which files were made."""
+    root = tmp_path / "one"
+    names = ["artifacts/z.safetensors", "artifacts/b/notes.json", "artifacts/a.done"]
+    for at, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+        os.utime(root / name, (at + 1, at + 1))
+    one = machine(url, root)
+    write, order = one._write, []
+
+    def dying(name: str, path: Path) -> None:
+        if len(order) == 2:
+            raise KeyboardInterrupt
+        order.append(name)
+        write(name, path)
+
+    one._write = dying  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        one.push()
+    assert order == names[:2]
+    two = machine(url, tmp_path / "two")
+    two.pull()
+    assert sorted(files(tmp_path / "two")) == sorted(names[:2])
+    one._write = write  # type: ignore[method-assign]
+    assert one.push() == 1
+
+
+def test_heartbeats_checkpoints_and_temporary_files_stay_where_they_are(url: str, tmp_path: Path) -> None:
+    root = tmp_path / "one"
+    for name in ("progress/a.json", "checkpoints/x.safetensors", "terms/.tmp-1-x.parquet", "terms/x.parquet"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    assert machine(url, root).push() == 1
+    machine(url, tmp_path / "two").pull()
+    assert sorted(files(tmp_path / "two")) == ["terms/x.parquet"]
+
+
+def test_two_drivers_may_both_make_a_file(url: str, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "terms").mkdir(parents=True)
+        (tmp_path / name / "terms" / "x.parquet").write_text("the same bytes")
+    assert machine(url, tmp_path / "one").push() == 1
+    assert machine(url, tmp_path / "two").push() == 0
+
+
+def test_a_changed_recipe_travels_and_two_changes_are_refused(url: str, tmp_path: Path) -> None:
+    roots = tmp_path / "one", tmp_path / "two"
+    roots[0].mkdir()
+    (roots[0] / "recipe.yaml").write_text("rounds: 2\n")
+    one, two = (machine(url, root) for root in roots)
+    one.push()
+    two.pull()
+    (roots[1] / "recipe.yaml").write_text("rounds: 4\n")
+    assert two.push() == 1
+    assert one.pull() == 1
+    assert (roots[0] / "recipe.yaml").read_text() == "rounds: 4\n"
+    (roots[0] / "recipe.yaml").write_text("rounds: 8\n")
+    (roots[1] / "recipe.yaml").write_text("rounds: 16\n")
+    one.push()
+    with pytest.raises(Mismatch, match=r"recipe\.yaml was changed by another driver"):
+        two.push()
+    assert two.pull() == 0  # ours is kept until somebody decides
+    with pytest.raises(Mismatch, match="another driver"):
+        two.push()
+
+
+def test_a_newer_table_replaces_an_older_one(url: str, tmp_path: Path) -> None:
+    roots = tmp_path / "one", tmp_path / "two"
+    one, two = (machine(url, root) for root in roots)
+    (roots[0] / "scores").mkdir(parents=True)
+    (roots[0] / "scores" / "retrack.parquet").write_text("two rounds")
+    one.push()
+    two.pull()
+    (roots[1] / "scores" / "retrack.parquet").write_text("four rounds")
+    assert two.push() == 1
+    os.utime(roots[0] / "scores" / "retrack.parquet", (1, 1))
+    assert one.pull() == 1
+    assert (roots[0] / "scores" / "retrack.parquet").read_text() == "four rounds"
+
+
+def test_addresses() -> None:
+    assert is_remote("s3://bucket/run")
+    assert not is_remote("runs/demo")
+    assert not is_remote(Path("/runs/demo"))
+    with pytest.raises(GudaError, match="cannot be opened"):
+        Mirror("nonsense://bucket/run")
