@@ -16,7 +16,7 @@ from guda.data.groups import suggestion
 from guda.diffusion.models import asked_groups, load_data
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
-from guda.evaluation.likelihood import read_likelihood
+from guda.evaluation.likelihood import COLUMNS, read_likelihood
 from guda.evaluation.results import DatasetEntry
 from guda.evaluation.timing import timings
 from guda.methods.base import get_method
@@ -141,10 +141,9 @@ def _likelihood(asked: Asked, path: Path) -> Path:
         raise GudaError(f"no likelihoods of {asked.set!r} by {asked.method}; run: {fix}")
     two = Scores.read(file)
     same = [one.queries.index(q) for q in two.queries]
-    told = read_likelihood(file.with_name("evaluation.json")).correlations.get(str(asked.method), {})
-    return figures.elbo_vs_likelihood(
-        asked.title, one.score[same], two.score, path, {k: f.mean for k, f in told.items()}
-    )
+    found = read_likelihood(file.with_name("evaluation.json")).correlations.get(str(asked.method), {})
+    told = {COLUMNS[k]: f.mean for k, f in found.items()}
+    return figures.elbo_vs_likelihood(f"{asked.title}, {asked.method}", one.score[same], two.score, path, told)
 
 
 def _exemplars(asked: Asked, path: Path) -> Path:
