@@ -159,8 +159,8 @@ def test_series_look_different() -> None:
 
 
 def test_a_missing_matplotlib_and_other_endings_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(GudaError, match=r"written as \.svg or \.png, not as x\.pdf"):
-        figures.heatmap(scores(), tmp_path / "x.pdf")
+    with pytest.raises(GudaError, match=r"written as \.svg, \.pdf or \.png, not as x\.gif"):
+        figures.heatmap(scores(), tmp_path / "x.gif")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(GudaError, match=r'pip install "guda\[figures\]"'):
         figures.heatmap(scores(), tmp_path / "x.svg")

@@ -19,6 +19,7 @@ import typer
 from guda import __version__
 from guda.cli import experiments, look
 from guda.cli.bank import app as bank
+from guda.cli.figure import figure
 from guda.cli.likelihood import likelihood
 from guda.cli.options import Groups, Json, Method, QuerySet, RunFolder, Workers
 from guda.cli.options import make_engine as _engine
@@ -361,6 +362,7 @@ def health(
 app.command()(likelihood)
 for _verb in (look.plan, look.report, look.status, look.methods):
     app.command()(_verb)
+app.command()(figure)
 app.add_typer(bank, name="bank")
 app.add_typer(prompts, name="prompts")
 app.command()(experiments.tune)

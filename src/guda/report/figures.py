@@ -1,5 +1,6 @@
-"""Figures of measured numbers: fidelity against cost, scores as a heat map, ELBO against likelihood, time against
-queries. Each takes what the tables take and writes one file; units and signs are on the axes."""
+"""Figures of measured numbers: fidelity against cost, scores as a heat map, one picture's ranking, ELBO against
+likelihood, time against queries. Each takes what the tables take and writes one file; units and signs are on the
+axes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from guda.evaluation.metrics import LABELS
 from guda.evaluation.results import DatasetEntry, MethodEntry
 from guda.evaluation.tables import human_count
 from guda.evaluation.timing import Timing, crossing
+from guda.report.numbers import decimals
 from guda.report.style import DIVERGING, FAINT, INK, OKABE_ITO, dashes, drawing, look
+from guda.report.verdict import verdict
 from guda.scoring.scores import SIGN, Scores
 
 APART = (0.015, 0.03)  # of the axes: points closer than this in both are drawn side by side
@@ -146,6 +149,34 @@ def heatmap(scores: Scores, path: Path) -> Path:
         bar = figure.colorbar(image, ax=axis, extend="both", pad=0.02, aspect=40)
         bar.set_label(f"score ({scores.unit}; {SIGN})\ncolours end at the 99th percentile of its size")
         bar.outline.set_visible(False)
+    return path
+
+
+def ranking(scores: Scores, query: str, image: np.ndarray, path: Path, oracle: str | None = None) -> Path:
+    """One picture (uint8 [C, H, W]) and its groups as bars, best first, with 95 % intervals. Full colour: the interval
+    is clear of zero. `oracle`: the group that retraining puts first."""
+    ranked = scores[query].ranked
+    names = 0.075 * max(len(g.group) for g in ranked)
+    told = verdict(ranked, decimals(scores.score))
+    with drawing(path, 6.2 + names, max(2.2, 0.9 + 0.24 * len(ranked))) as figure:
+        left, axis = figure.subplots(1, 2, width_ratios=(1, 2.6 + 0.5 * names))
+        left.imshow(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0), interpolation="nearest",
+                    cmap="gray", vmin=0, vmax=255)  # fmt: skip
+        left.set_axis_off()
+        left.set_anchor("N")
+        left.set_title(query, fontsize=7.5, wrap=True)
+        for y, g in enumerate(ranked):
+            sure = g.lo is not None and g.hi is not None and (g.lo > 0 or g.hi < 0)
+            axis.barh(y, g.score, 0.62, color=OKABE_ITO[g.score < 0], alpha=1 if sure else 0.35, lw=0)
+            if g.lo is not None and g.hi is not None:
+                axis.plot([g.lo, g.hi], [y, y], color=INK, lw=1.1, marker="|", ms=5, zorder=3)
+        axis.axvline(0, color=INK, lw=0.7)
+        axis.set_yticks(range(len(ranked)), [f"{'◆ ' if g.group == oracle else ''}{g.group}" for g in ranked])
+        axis.tick_params(axis="y", length=0)
+        axis.set_ylim(len(ranked) - 0.4, -0.6)
+        what = "bars: score, lines: 95 % intervals" if ranked[0].lo is not None else "no intervals: no error model"
+        axis.set_xlabel(f"{scores.unit} ({scores.sign}; {what})" + ("\n◆ first by retraining" if oracle else ""))
+        axis.set_title(f"{scores.method}: {told.headline}", loc="left", wrap=True)
     return path
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from guda.diffusion.models import load_data
 from guda.evaluation import paper_table
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.likelihood import read_likelihood
@@ -25,11 +24,8 @@ from guda.evaluation.partition import PartitionFile
 from guda.evaluation.results import DatasetEntry, read_entry
 from guda.evaluation.sweep import read_sweep
 from guda.evaluation.timing import timings
-from guda.methods.base import get_method
-from guda.methods.elbo import ElboMethod
 from guda.runs.run import Run
 from guda.runs.store import read_json
-from guda.scoring.scores import Scores
 from guda.verbs.likelihood import VARIANT
 from guda.verbs.queries import choose_queries
 from guda.verbs.score import scores_path
@@ -84,36 +80,17 @@ def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bo
 def write_figures(run: Run, engine: Engine) -> list[Path]:
     """RUN/figures/: cost against fidelity, scores as a heat map, times, both oracles, training images, the same noise
     through every model."""
-    from guda.report import figures
-    from guda.report.pictures import exemplars
-    from guda.report.same_noise import same_noise, same_noise_tasks
+    from guda.report.catalogue import figure, with_models
 
-    queries, name = choose_queries(run), run.recipe.name
+    queries = choose_queries(run)
     entry = read_entry(run.path("scores", queries, "evaluation.json"))
-    folder = run.path("figures")
-    shown = [CEILING, *_drawn(run, entry)]
-    engine(run, [task for m in shown for task in same_noise_tasks(run, m)], "draw pictures from the same noise")
-    best = max((m for m in entry.methods if m != CEILING), key=lambda m: entry.methods[m].metrics["top1"].mean)
-    written = [
-        figures.cost_fidelity(name, entry, folder / "cost-fidelity.svg"),
-        figures.timing(name, timings(run, queries, list(entry.methods)), folder / "timing.svg"),
-        *(figures.heatmap(Scores.read(scores_path(run, queries, m)), folder / f"scores-{m}.svg")
-          for m in dict.fromkeys([CEILING, best])),
-        exemplars(load_data(run), folder / "exemplars.png"),
-        *(same_noise(run, m) for m in shown),
+    others = [m for m in entry.methods if m != CEILING]
+    best = max(others, key=lambda m: entry.methods[m].metrics["top1"].mean)
+    asked: list[tuple[str, str | None]] = [
+        ("cost-fidelity", None), ("timing", None), ("exemplars", None),
+        *(("heat-map", m) for m in dict.fromkeys([CEILING, best])),
+        *(("same-noise", m) for m in [CEILING, *with_models(run, others)[:1]]),
     ]  # fmt: skip
-    log_p = scores_path(run, queries, CEILING, VARIANT)
-    if log_p.is_file():
-        one, two = Scores.read(scores_path(run, queries, CEILING)), Scores.read(log_p)
-        same = [one.queries.index(q) for q in two.queries]
-        found = read_likelihood(log_p.with_name("evaluation.json")).correlations.get(CEILING, {})
-        told = {k: f.mean for k, f in found.items()}
-        path = folder / "elbo-likelihood.svg"
-        written.append(figures.elbo_vs_likelihood(name, one.score[same], two.score, path, told))
-    return written
-
-
-def _drawn(run: Run, entry: DatasetEntry) -> list[str]:
-    """The unlearned method whose counterfactuals are drawn: the first that has models of its own."""
-    every = (get_method(run, m) for m in entry.methods if m != CEILING)
-    return [m.method_id for m in every if isinstance(m, ElboMethod) and len(m.parts()) == 1 and m.ranks_groups][:1]
+    if scores_path(run, queries, CEILING, VARIANT).is_file():
+        asked.append(("likelihood", CEILING))
+    return [figure(run, name, engine, method=method) for name, method in asked]
