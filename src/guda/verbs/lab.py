@@ -11,7 +11,7 @@ from pathlib import Path
 from guda.diffusion.models import load_data
 from guda.evaluation import paper_table
 from guda.evaluation.ceiling import CEILING
-from guda.evaluation.likelihood import read_likelihood
+from guda.evaluation.likelihood import read_likelihood, reliability_sentence
 from guda.evaluation.paper_tables import (
     anchors_table,
     correlation_table,
@@ -79,7 +79,8 @@ def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bo
     found = read_likelihood(path)
     tables = []
     if logo := found.correlations.get(CEILING):
-        tables.append(correlation_table(name, logo, found.n_queries, entry.n_groups or 0, found.estimand, same))
+        note = f"{found.estimand}. {reliability_sentence(found)}"
+        tables.append(correlation_table(name, logo, found.n_queries, entry.n_groups or 0, note, same))
     if found.oracles:
         tables.append(oracles_table(name, found.oracles["elbo"], found.oracles["likelihood"], same))
     return tables
