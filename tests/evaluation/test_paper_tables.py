@@ -76,7 +76,7 @@ LINES = [
     Timing(method="logo", n_groups=10, n_queries=100, fit_seconds=400, query_seconds=0.1, fit_evals=1e7,
            query_evals=40),
     Timing(method="retrack", n_groups=10, n_queries=100, fit_seconds=10, query_seconds=0.2, query_stderr=0.01,
-           fit_evals=1e5, query_evals=40),
+           fit_evals=1e5, query_evals=80),
 ]  # fmt: skip
 
 
@@ -162,6 +162,8 @@ def test_timing_is_the_line_and_where_it_meets_logo() -> None:
     assert text(ours["meets LOGO at Q"]) == "3.9 k"  # 390 / 0.1
     assert text(named(table, "GUDA", "published")["LOGO / total"]) == "102.2"
     assert named(table, "LOGOA (oracle)", "published")["meets LOGO at Q"] is None
+    same = [LINES[0], LINES[1].model_copy(update={"query_evals": 40})]
+    assert named(timing_table("digits", same), "retrack")["meets LOGO at Q"] == "never, same cost per query"
 
 
 def test_both_oracles_and_both_partitions_have_sections() -> None:

@@ -13,7 +13,17 @@ from tinyrun import GROUPS, SET, copy_run
 
 from guda.errors import GudaError
 from guda.evaluation.published import published
-from guda.evaluation.timing import Timing, crossing, measure, published_timings, rate, timings
+from guda.evaluation.timing import (
+    SAME_TIME,
+    SAME_WORK,
+    Timing,
+    alike,
+    crossing,
+    measure,
+    published_timings,
+    rate,
+    timings,
+)
 from guda.methods.base import get_method
 from guda.runs.run import Run
 
@@ -44,6 +54,19 @@ def test_the_line_and_where_two_meet() -> None:
     assert crossing(das, line(200, 30)) is None  # dearer in both
     assert line(None, 2).total(5) is None
     assert crossing(line(None, 2), das) is None
+
+
+def test_lines_that_are_parallel_but_for_noise_meet_nowhere() -> None:
+    def noisy(fit: float, query: float, stderr: float, evals: float) -> Timing:
+        return line(fit, query).model_copy(update={"query_stderr": stderr, "query_evals": evals})
+
+    logo = noisy(400, 0.2, 0.003, 40)
+    assert crossing(noisy(10, 0.21, 0.0, 40), logo) is None  # the same work: a difference is the machine's
+    assert alike(noisy(10, 0.21, 0.0, 40), logo) == SAME_WORK
+    assert crossing(noisy(10, 0.209, 0.004, 80), logo) is None  # 0.009 <= 1.96 * 0.005
+    assert alike(noisy(10, 0.209, 0.004, 80), logo) == SAME_TIME
+    assert crossing(noisy(10, 0.21, 0.004, 80), logo) == pytest.approx(39_000)
+    assert alike(noisy(10, 0.21, 0.004, 80), logo) is None
 
 
 def test_rate_is_the_slope_and_its_error_is_the_ratio_estimators() -> None:

@@ -136,6 +136,9 @@ def test_timing_lines_are_the_lines_and_meet_where_they_cross(drawn: list[Any], 
     assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (pytest.approx(3900), pytest.approx(790))
     assert drawn[0]._supxlabel.get_text() == "not timed: pixel"
     assert "seconds" in drawn[0].axes[0].get_ylabel()
+    same = [t.model_copy(update={"query_evals": 40}) for t in LINES]
+    figures.timing("digits", same, tmp_path / "z.svg")
+    assert "das" in [str(line.get_label()) for line in drawn[1].axes[0].lines]
     with pytest.raises(GudaError, match="no method has recorded times"):
         figures.timing("digits", LINES[2:], tmp_path / "y.svg")
 

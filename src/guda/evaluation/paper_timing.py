@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.paper_table import Cell, Column, Number, PaperTable, Row, count, number, seconds
 from guda.evaluation.paper_tables import tables_of, there
-from guda.evaluation.timing import Timing, crossing, published_timings
+from guda.evaluation.timing import Timing, alike, crossing, published_timings
 
 
 def timing_table(
@@ -29,13 +29,12 @@ def timing_table(
         rows = []
         for t in found:
             total, own = t.total(n), None if logo is None else logo.total(n)
-            meets = None if logo is None or t is logo else crossing(t, logo)
             rows.append(
                 Row(
                     (t.method.replace(" (Ours)", ""), seconds(t.fit_seconds), _per_query(t),
                      seconds(None if t.query_seconds is None else n * t.query_seconds), seconds(total),
                      number(own / total, 1) if own is not None and total else None,
-                     None if meets is None else count(meets), count(t.fit_evals), count(t.query_evals)),
+                     _meets(t, logo), count(t.fit_evals), count(t.query_evals)),
                     section,
                 )
             )  # fmt: skip
@@ -52,6 +51,14 @@ def timing_table(
         "and times under a minute count as one."
     )
     return PaperTable("timing", f"{name}: what attribution costs", columns, tuple(rows), note)
+
+
+def _meets(t: Timing, logo: Timing | None) -> Cell:
+    """Where the line meets LOGO's, or why it does not."""
+    if logo is None or t is logo:
+        return None
+    meets = crossing(t, logo)
+    return alike(t, logo) if meets is None else count(meets)
 
 
 def _per_query(t: Timing) -> Cell:

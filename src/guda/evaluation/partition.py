@@ -21,10 +21,8 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX
 from guda.evaluation.results import DatasetEntry, Figure
-from guda.evaluation.tables import MISSING, figure_text, markdown_table
+from guda.evaluation.tables import MISSING, NOT_SEPARATED, figure_text, markdown_table
 from guda.runs.recipe import Config
-
-NOT_SEPARATED = "not separated"
 
 
 class PartitionRow(Config):

@@ -67,9 +67,28 @@ def rate(tasks: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
     return slope, math.sqrt(m / (m - 1) * spread) / work
 
 
+SAME_WORK = "never, same cost per query"
+SAME_TIME = "never seen, times per query not separated"
+
+
+def alike(one: Timing, two: Timing) -> str | None:
+    """Why two lines are parallel as far as is known: the same evaluations for a query, or times within their noise."""
+    if one.query_evals is not None and one.query_evals == two.query_evals:
+        return SAME_WORK
+    if one.query_seconds is None or two.query_seconds is None:
+        return None
+    if one.query_seconds == two.query_seconds:
+        return SAME_WORK
+    noise = 1.96 * math.hypot(one.query_stderr or 0.0, two.query_stderr or 0.0)
+    return SAME_TIME if abs(one.query_seconds - two.query_seconds) <= noise else None
+
+
 def crossing(one: Timing, two: Timing) -> float | None:
-    """The number of queries at which both cost the same; None where one is cheaper throughout or a time is missing."""
+    """The number of queries at which both cost the same; None where one is cheaper throughout, a time is missing, or
+    the lines are parallel but for noise: their crossing would be a quotient of noise."""
     if one.fit_seconds is None or two.fit_seconds is None or one.query_seconds is None or two.query_seconds is None:
+        return None
+    if alike(one, two):
         return None
     fit, query = one.fit_seconds - two.fit_seconds, two.query_seconds - one.query_seconds
     if query == 0 or fit / query <= 0:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from guda.evaluation import paper_table
 from guda.evaluation.ceiling import CEILING
-from guda.evaluation.likelihood import read_likelihood
+from guda.evaluation.likelihood import read_likelihood, reliability_sentence
 from guda.evaluation.paper_tables import (
     anchors_table,
     correlation_table,
@@ -24,6 +24,7 @@ from guda.evaluation.partition import PartitionFile
 from guda.evaluation.results import DatasetEntry, read_entry
 from guda.evaluation.sweep import read_sweep
 from guda.evaluation.timing import timings
+from guda.runs.recipe import Recipe
 from guda.runs.run import Run
 from guda.runs.store import read_json
 from guda.verbs.likelihood import VARIANT
@@ -31,6 +32,7 @@ from guda.verbs.queries import choose_queries
 from guda.verbs.score import scores_path
 from guda.verbs.work import Engine
 
+SIZES = {"cifar10": (None, 32), "unlearncanvas": (512,)}  # data.size of the paper's own pictures
 ANCHORS = ("anchors-weighted", "anchors-uniform", "anchors-removed")
 
 
@@ -38,7 +40,7 @@ def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Pat
     """RUN/tables/<table>.{md,csv,tex}. `published`: which of the paper's data sets stands beside."""
     queries = choose_queries(run)
     entry, name = read_entry(run.path("scores", queries, "evaluation.json")), run.recipe.name
-    same = _whole(run) == published
+    same = whole_data(run.recipe) == published
     beside = (f"main.{published}",)
     costs = timings(run, queries, list(entry.methods))
     tables = [
@@ -57,11 +59,13 @@ def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Pat
     return paper_table.write_tables(run.path("tables"), tables)
 
 
-def _whole(run: Run) -> str | None:
-    """The data set that the run is about, None where it is a part of it or smaller pictures."""
-    data = run.recipe.data
-    cut = (data.size, data.groups, data.limit_per_group, data.limit_contents, data.partition)
-    return data.source.partition(":")[0] if all(c is None for c in cut) else None
+def whole_data(recipe: Recipe) -> str | None:
+    """The published data set that a recipe is about; None where it takes a part of it or pictures of another size."""
+    data = recipe.data
+    name = data.source.partition(":")[0]
+    cut = (data.groups, data.limit_per_group, data.limit_contents, data.partition)
+    whole = data.size in SIZES.get(name, ()) and data.split != "test" and all(c is None for c in cut)
+    return name if whole else None
 
 
 def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bool) -> Sequence[paper_table.PaperTable]:
@@ -71,7 +75,8 @@ def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bo
     found = read_likelihood(path)
     tables = []
     if logo := found.correlations.get(CEILING):
-        tables.append(correlation_table(name, logo, found.n_queries, entry.n_groups or 0, found.estimand, same))
+        note = f"{found.estimand}. {reliability_sentence(found)}"
+        tables.append(correlation_table(name, logo, found.n_queries, entry.n_groups or 0, note, same))
     if found.oracles:
         tables.append(oracles_table(name, found.oracles["elbo"], found.oracles["likelihood"], same))
     return tables

@@ -1,0 +1,31 @@
+"""What stands beside the paper's figures as the same data."""
+
+from typing import Any
+
+import pytest
+
+from guda.runs.recipe import Recipe, builtin_recipe
+from guda.verbs.lab import whole_data
+
+
+def changed(name: str, **data: Any) -> Recipe:
+    value = builtin_recipe(name).model_dump(mode="json")
+    return Recipe.from_dict(value | {"data": value["data"] | data}, "test")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "found"),
+    [
+        (builtin_recipe("cifar10-paper"), "cifar10"),
+        (builtin_recipe("unlearncanvas-paper"), "unlearncanvas"),
+        (builtin_recipe("cifar10-small"), None),
+        (builtin_recipe("digits"), None),
+        (changed("cifar10-paper", size=32, source="cifar10:somewhere"), "cifar10"),
+        (changed("cifar10-paper", size=16), None),
+        (changed("cifar10-paper", split="test"), None),
+        (changed("cifar10-paper", partition={"fraction": 0.05, "seed": 42}), None),
+        (changed("unlearncanvas-paper", size=256), None),
+    ],
+)
+def test_only_the_whole_of_the_papers_data_is_the_same_data(recipe: Recipe, found: str | None) -> None:
+    assert whole_data(recipe) == found
