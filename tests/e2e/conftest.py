@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 _helpers = str(Path(__file__).parents[1] / "runs")
 if _helpers not in sys.path:
@@ -113,8 +113,3 @@ def report(scored_run: Run) -> Path:
     from guda.report.page import write_report
 
     return write_report(scored_run, SET)
-
-
-def embedded(page: Page) -> Any:
-    """The numbers that the page's own script works on."""
-    return page.evaluate("JSON.parse(document.getElementById('data').textContent)")
