@@ -13,6 +13,7 @@ from tinyrun import GROUPS, SET, copy_run
 
 from guda.errors import GudaError
 from guda.evaluation.published import published
+from guda.evaluation.results import Cost, DatasetEntry, MethodEntry
 from guda.evaluation.timing import (
     SAME_TIME,
     SAME_WORK,
@@ -20,6 +21,7 @@ from guda.evaluation.timing import (
     alike,
     crossing,
     measure,
+    one_retraining,
     published_timings,
     rate,
     timings,
@@ -134,4 +136,17 @@ def test_published_lines_give_the_published_totals() -> None:
     for row in table.rows.values():
         assert lines[row.name].total(2048) == pytest.approx(row.times["total"].seconds, abs=61)  # minutes are rounded
         assert lines[row.name].query_seconds == pytest.approx(row.query_seconds, rel=0.01)
-    assert len(published_timings(published().table("main.cifar10"))) == 7
+    main = {t.method: t for t in published_timings(published().table("main.cifar10"))}
+    assert len(main) == 7
+    clipa = main["CLIPA"]  # "<0:01" throughout
+    assert (clipa.under, clipa.fit_seconds, clipa.query_seconds, clipa.total(2048)) == (60.0, None, None, None)
+    assert crossing(clipa, main["LOGOA (oracle)"]) is None
+
+
+def test_one_retraining_is_charged_by_its_line() -> None:
+    """Two seeds that share a full model did 7 networks' work, of which one seed needs 4."""
+    logo = MethodEntry(metrics={}, fit_evals=100, fit_seconds=60, score_evals=70, score_seconds=14)
+    entry = DatasetEntry(n_queries=10, seeds=[1, 2], ceiling=None, methods={"logo": logo})
+    line_ = Timing(method="logo", n_groups=3, n_queries=10, fit_seconds=30, query_seconds=0.8, query_evals=40)
+    assert one_retraining(entry, [line_]) == Cost(fit_evals=100, fit_seconds=30, score_evals=40, score_seconds=8)
+    assert one_retraining(entry) == Cost(fit_evals=100, fit_seconds=30, score_evals=35, score_seconds=7)

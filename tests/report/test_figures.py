@@ -91,6 +91,11 @@ def test_cost_points_are_where_their_costs_are(drawn: list[Any], tmp_path: Path)
         assert zero < min(x for x, y in points if y != 0.3)
         assert "0" in [t.get_text() for t in axis.get_xticklabels()]
         assert any(line.get_ydata()[0] == 0.8 and line.get_linestyle() == "--" for line in axis.lines)
+        assert "of the diffusion network alone" in axis.get_xlabel()
+    line = Timing(method="logo", n_groups=10, n_queries=100, query_evals=55)
+    figures.cost_fidelity("digits", entry(), tmp_path / "z.svg", timings=[line])
+    points = [line.get_xydata()[0] for line in drawn[1].axes[1].lines if len(line.get_xydata()) == 1]
+    assert any(x == pytest.approx(math.log10(1e7 + 5500)) and y == 0.8 for x, y in points)
     named = [t.get_text() for t in drawn[0].legends[0].get_texts()]
     assert named == ["LOGO, one retraining (ceiling)", "retrack", "shift", "pixel"]
     with pytest.raises(GudaError, match="no method has both Top-1 and a cost"):

@@ -1,11 +1,14 @@
-"""What stands beside the paper's figures as the same data."""
+"""What stands beside the paper's figures as the same data; figures of a run that has LOGO alone."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tinyrun import SET, Inline, copy_run
 
 from guda.runs.recipe import Recipe, builtin_recipe
-from guda.verbs.lab import whole_data
+from guda.runs.store import read_json, write_json
+from guda.verbs.lab import whole_data, write_figures
 
 
 def changed(name: str, **data: Any) -> Recipe:
@@ -29,3 +32,12 @@ def changed(name: str, **data: Any) -> Recipe:
 )
 def test_only_the_whole_of_the_papers_data_is_the_same_data(recipe: Recipe, found: str | None) -> None:
     assert whole_data(recipe) == found
+
+
+def test_logo_alone_has_figures_without_methods(tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    path = run.path("scores", SET, "evaluation.json")
+    value = read_json(path)
+    write_json(path, value | {"methods": {"logo": value["methods"]["logo"]}, "pairs": None})
+    drawn = {p.name for p in write_figures(run, Inline())}
+    assert drawn == {"timing.svg", "scores-logo.svg", "exemplars.png", "same-noise-logo.png"}

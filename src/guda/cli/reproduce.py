@@ -15,7 +15,7 @@ def reproduce(
     name: Annotated[
         str, typer.Argument(help="digits, fashion-mnist, emoji, cifar10, unlearncanvas, or a file ending in .yaml.")
     ],
-    run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/NAME[-SCALE].")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/reproduce-NAME[-SCALE].")] = None,
     scale: Annotated[str, typer.Option(help="full, or a smaller one that the experiment has, e.g. small.")] = "full",
     ablations: Annotated[bool, typer.Option("--ablations", help="Also carry out the paper's sweeps.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what it costs.")] = False,

@@ -18,7 +18,7 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.likelihood import COLUMNS, read_likelihood
 from guda.evaluation.results import DatasetEntry
-from guda.evaluation.timing import timings
+from guda.evaluation.timing import Timing, timings
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod
 from guda.report import figures, pictures
@@ -107,11 +107,15 @@ def _first_with_models(asked: Asked) -> str:
 
 
 def _cost_fidelity(asked: Asked, path: Path) -> Path:
-    return figures.cost_fidelity(asked.title, asked.evaluation(), path)
+    return figures.cost_fidelity(asked.title, asked.evaluation(), path, timings=_timings(asked))
+
+
+def _timings(asked: Asked) -> list[Timing]:
+    return timings(asked.run, asked.set, list(asked.evaluation().methods))
 
 
 def _timing(asked: Asked, path: Path) -> Path:
-    return figures.timing(asked.title, timings(asked.run, asked.set, list(asked.evaluation().methods)), path)
+    return figures.timing(asked.title, _timings(asked), path)
 
 
 def _heat_map(asked: Asked, path: Path) -> Path:

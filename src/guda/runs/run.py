@@ -8,14 +8,13 @@
     RUN/artifacts/      <method>-<hash of its settings>/: what `fit` made
     RUN/queries/<set>/  the pictures to attribute
     RUN/terms/          squared errors, one immutable part per (plan, shard, model, round)
-    RUN/likelihood/     log p, one immutable part per (solver, shard, model, seed)
     RUN/scores/<set>/   one parquet per method
     RUN/tune/, RUN/ablations/  what `guda tune` tried and chose; tables of `guda ablate`
     RUN/likelihood/     log p by the probability-flow ODE, one immutable part per (solver, shard, model, seed)
-    RUN/tables/, RUN/figures/  what `guda reproduce` writes; RUN/pairs.json, RUN/partition.json: pairs, noisy groups
+    RUN/tables/, RUN/figures/  what `guda reproduce` writes, pictures with what they are drawn from
+    RUN/pairs.json, RUN/partition.json  pairs of groups; a noisy partition against the clean one
     RUN/health/         what each method's counterfactuals do to training images: leakage and drift
     RUN/timings/        wall times and network evaluations, apart from files that must be identical
-    RUN/figures/        plots and pictures, and what they are drawn from
     RUN/evaluation.json, RUN/report.html
 
 Opening a run with other inputs than it was made from is an error that prints both values.

@@ -48,7 +48,7 @@ def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Pat
         timing_table(name, costs, beside=beside, same_data=same),
     ]
     if any(m in entry.methods for m in ANCHORS):
-        tables.append(anchors_table(name, entry, same))
+        tables.append(anchors_table(name, entry, same, costs))
     for path in sorted(run.path("ablations").glob("*.json")):
         tables += sweep_tables(name, read_sweep(path), same)
     tables += _likelihood(run, name, entry, queries, same)
@@ -90,10 +90,10 @@ def write_figures(run: Run, engine: Engine) -> list[Path]:
     queries = choose_queries(run)
     entry = read_entry(run.path("scores", queries, "evaluation.json"))
     others = [m for m in entry.methods if m != CEILING]
-    best = max(others, key=lambda m: entry.methods[m].metrics["top1"].mean)
+    best = sorted(others, key=lambda m: -entry.methods[m].metrics["top1"].mean)[:1]  # none of LOGO alone
     asked: list[tuple[str, str | None]] = [
-        ("cost-fidelity", None), ("timing", None), ("exemplars", None),
-        *(("heat-map", m) for m in dict.fromkeys([CEILING, best])),
+        *([("cost-fidelity", None)] if others else []), ("timing", None), ("exemplars", None),
+        *(("heat-map", m) for m in [CEILING, *best]),
         *(("same-noise", m) for m in [CEILING, *with_models(run, others)[:1]]),
     ]  # fmt: skip
     if scores_path(run, queries, CEILING, VARIANT).is_file():
