@@ -16,7 +16,17 @@ from guda.verbs.reproduce import read_reproduction, reproduce, reproductions, sc
 from guda.verbs.score import band_shares, evals_per_picture, placebo_null, score, scored_methods, scores_path, variant
 from guda.verbs.space import parse_space, read_space
 from guda.verbs.tune import tune
-from guda.verbs.work import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, sample, train
+from guda.verbs.work import (
+    Engine,
+    check_fitted,
+    fit,
+    fit_tasks,
+    fitted_methods,
+    local_engine,
+    ray_engine,
+    sample,
+    train,
+)
 
 __all__ = [
     "Budget",
@@ -55,6 +65,7 @@ __all__ = [
     "prompts_build",
     "prompts_show",
     "query_count",
+    "ray_engine",
     "read_ablation",
     "read_reproduction",
     "read_space",
