@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from guda.cli.options import Json, Method, QuerySet, RunFolder, Workers, make_engine, say
+from guda.cli.options import ENGINE, Json, Method, QuerySet, RunFolder, say, works
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from guda.evaluation.likelihood import LikelihoodFile
 
 
+@works
 def likelihood(
     run: RunFolder,
     method: Method = None,
@@ -24,7 +25,7 @@ def likelihood(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of heun and rk4; kept in the recipe.", min=1)] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds of the probes; kept in the recipe.", min=1)] = None,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Score by log p (probability-flow ODE), hold the ELBO against it, evaluate every method under both."""
@@ -33,7 +34,6 @@ def likelihood(
 
     folder = Run.open(run)
     name = verbs.choose_queries(folder, queries)
-    engine = make_engine(workers, as_json)
     found = verbs.likelihood(folder, name, engine, method, n=n, solver=solver, steps=steps, seeds=seeds)
     path = verbs.likelihood_path(folder, name, "evaluation.json")
     if as_json:

@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import time
 from collections.abc import Iterable
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -34,7 +32,8 @@ from typing import Any
 
 from guda.errors import GudaError, Mismatch
 from guda.runs.recipe import Recipe
-from guda.runs.store import TEMPORARY, digest, digest_file, read_json, write_json, write_text
+from guda.runs.store import digest, digest_file, read_json, write_json, write_text
+from guda.runs.writers import DAY, sweep
 
 FORMAT = 1
 # names of query sets that are the run's own (methods/reference.py)
@@ -192,15 +191,9 @@ class Run:
         found = (p.parent.name for p in self.path("queries").glob("[!.]*/index.json"))
         return sorted(name for name in found if not REFERENCE.fullmatch(name))
 
-    def sweep(self, older_than: float = 86400.0) -> None:
-        """Remove what killed processes left under temporary names; a day old, so that nobody is still writing it."""
-        for stray in self.root.rglob(f"{TEMPORARY}*"):
-            if time.time() - stray.stat().st_mtime < older_than:
-                continue
-            if stray.is_dir():
-                shutil.rmtree(stray, ignore_errors=True)
-            else:
-                stray.unlink(missing_ok=True)
+    def sweep(self, older_than: float = DAY) -> None:
+        """Remove what killed processes left under temporary names; elsewhere: so many seconds ago."""
+        sweep(self.root, older_than)
 
 
 def writable(root: Path) -> None:
