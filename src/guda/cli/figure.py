@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from guda.cli.options import Json, Workers, make_engine, say
+from guda.cli.options import ENGINE, Json, say, works
 from guda.errors import GudaError
 
 
+@works
 def figure(
     name: Annotated[str | None, typer.Argument(help="Which figure; --list says what there is.")] = None,
     run: Annotated[Path | None, typer.Argument(help="The run folder.", show_default=False)] = None,
@@ -21,7 +22,7 @@ def figure(
     method: Annotated[str | None, typer.Option("--method", "-m", help="Method id, where the figure is of one.")] = None,
     query: Annotated[str | None, typer.Option(help="Id of one picture, for ranking.")] = None,
     names: Annotated[bool, typer.Option("--list", help="Say which figures there are.")] = False,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Draw one figure of a run for a paper: SVG, PDF or PNG, the same bytes every time."""
@@ -36,5 +37,5 @@ def figure(
         known_figure(name)  # before any folder is looked for
     if name is None or run is None:
         raise GudaError("name a figure and a run folder: guda figure NAME RUN; names: guda figure --list")
-    path = draw(Run.open(run), name, make_engine(workers, as_json), out, queries, method, query)
+    path = draw(Run.open(run), name, engine, out, queries, method, query)
     say({"figure": str(path)}, f"Figure: {path}", as_json)
