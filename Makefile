@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+E2E    := $(VENV)/.installed-e2e
 
 # One thread per test worker: two workers with torch's own pools would fight over the cores.
 # Offline: a test that reaches for a hub must fail at once, not hang.
@@ -33,6 +34,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# Playwright, Gradio and Ray are large: only the tests that need them install them, under the same constraints.
+$(E2E): $(STAMP)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,e2e]'
+	@touch $@
+
 demo: install ## Run the whole method on the digits; writes runs/demo/report.html
 	$(BIN)/guda demo
 
@@ -42,7 +48,7 @@ test: install ## Run the fast tests
 test-slow: install ## Run the tests that take minutes
 	$(call pytest-if-any,slow and not e2e)
 
-test-e2e: install ## Run the tests that need a browser or a Ray cluster
+test-e2e: $(E2E) ## Run the tests that need a browser (Debian's chromium) or a Ray cluster
 	$(call pytest-if-any,e2e)
 
 bench-baselines: install ## Measure every baseline against LOGO, and the featuriser's speed (an hour after bench-operators; resumes)

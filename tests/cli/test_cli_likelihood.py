@@ -13,7 +13,7 @@ from guda.runs.run import Run
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker needs seconds to import torch; test_cli_paths.py has them."""
-    monkeypatch.setattr("guda.cli.likelihood.make_engine", lambda workers, quiet: Inline())
+    monkeypatch.setattr("guda.cli.options.make_engine", lambda quiet, **asked: Inline())
 
 
 @pytest.fixture

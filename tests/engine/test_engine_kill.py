@@ -13,7 +13,7 @@ from tinyrun import Inline, digits_folder, exact, finished_root, tiny
 
 from guda import verbs
 from guda.runs.run import Run
-from guda.runs.store import TEMPORARY
+from guda.runs.writers import TEMPORARY
 
 PROGRAM = str(Path(__file__).with_name("killable.py"))
 

@@ -76,7 +76,7 @@ LINES = [
     Timing(method="logo", n_groups=10, n_queries=100, fit_seconds=400, query_seconds=0.1, fit_evals=1e7,
            query_evals=40),
     Timing(method="retrack", n_groups=10, n_queries=100, fit_seconds=10, query_seconds=0.2, query_stderr=0.01,
-           fit_evals=1e5, query_evals=40),
+           fit_evals=1e5, query_evals=80),
 ]  # fmt: skip
 
 
@@ -162,6 +162,24 @@ def test_timing_is_the_line_and_where_it_meets_logo() -> None:
     assert text(ours["meets LOGO at Q"]) == "3.9 k"  # 390 / 0.1
     assert text(named(table, "GUDA", "published")["LOGO / total"]) == "102.2"
     assert named(table, "LOGOA (oracle)", "published")["meets LOGO at Q"] is None
+    same = [LINES[0], LINES[1].model_copy(update={"query_evals": 40})]
+    assert named(timing_table("digits", same), "retrack")["meets LOGO at Q"] == "never, same cost per query"
+
+
+def test_a_published_bound_stays_a_bound() -> None:
+    clipa = named(timing_table("digits", LINES), "CLIPA", "published")
+    assert [clipa[c] for c in ("preprocessing", "Q queries", "total")] == ["< 1:00 min"] * 3
+    assert clipa["LOGO / total"] == "> 12467"  # 207:47 over one minute
+    assert named(main_table("digits", entry()), "CLIPA", "published")["total"] == "< 0:01 h"
+
+
+def test_the_main_table_charges_logo_as_the_timing_table_does() -> None:
+    name = "LOGO, one retraining (ceiling)"
+    assert text(named(main_table("digits", entry(), LINES), name)["evals / query"]) == "40"
+    lines = [LINES[0].model_copy(update={"query_evals": 55})]
+    assert text(named(main_table("digits", entry(), lines), name)["evals / query"]) == "55"
+    one = entry().model_copy(update={"ceiling": None, "seeds": [1]})
+    assert named(main_table("digits", one, lines), "LOGO (no ceiling: one seed)")["Top-1"] is None
 
 
 def test_both_oracles_and_both_partitions_have_sections() -> None:

@@ -60,7 +60,10 @@ def test_random_figures_of_the_entry_are_used_when_present() -> None:
 
 
 def test_a_ceiling_that_was_not_measured_is_shown_as_missing() -> None:
-    assert rows(entry(ceiling=None))[0][1:7] == ("–",) * 6
+    first = rows(entry(ceiling=None, seeds=[1]))[0]
+    assert first[0] == "LOGO (no ceiling: one seed)"
+    assert first[1:7] == ("–",) * 6
+    assert first[7] == "1.5 M"  # its cost is known all the same
 
 
 def test_title_says_estimand_unit_sign_and_sizes() -> None:

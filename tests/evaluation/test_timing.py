@@ -13,7 +13,19 @@ from tinyrun import GROUPS, SET, copy_run
 
 from guda.errors import GudaError
 from guda.evaluation.published import published
-from guda.evaluation.timing import Timing, crossing, measure, published_timings, rate, timings
+from guda.evaluation.results import Cost, DatasetEntry, MethodEntry
+from guda.evaluation.timing import (
+    SAME_TIME,
+    SAME_WORK,
+    Timing,
+    alike,
+    crossing,
+    measure,
+    one_retraining,
+    published_timings,
+    rate,
+    timings,
+)
 from guda.methods.base import get_method
 from guda.runs.run import Run
 
@@ -44,6 +56,19 @@ def test_the_line_and_where_two_meet() -> None:
     assert crossing(das, line(200, 30)) is None  # dearer in both
     assert line(None, 2).total(5) is None
     assert crossing(line(None, 2), das) is None
+
+
+def test_lines_that_are_parallel_but_for_noise_meet_nowhere() -> None:
+    def noisy(fit: float, query: float, stderr: float, evals: float) -> Timing:
+        return line(fit, query).model_copy(update={"query_stderr": stderr, "query_evals": evals})
+
+    logo = noisy(400, 0.2, 0.003, 40)
+    assert crossing(noisy(10, 0.21, 0.0, 40), logo) is None  # the same work: a difference is the machine's
+    assert alike(noisy(10, 0.21, 0.0, 40), logo) == SAME_WORK
+    assert crossing(noisy(10, 0.209, 0.004, 80), logo) is None  # 0.009 <= 1.96 * 0.005
+    assert alike(noisy(10, 0.209, 0.004, 80), logo) == SAME_TIME
+    assert crossing(noisy(10, 0.21, 0.004, 80), logo) == pytest.approx(39_000)
+    assert alike(noisy(10, 0.21, 0.004, 80), logo) is None
 
 
 def test_rate_is_the_slope_and_its_error_is_the_ratio_estimators() -> None:
@@ -111,4 +136,17 @@ def test_published_lines_give_the_published_totals() -> None:
     for row in table.rows.values():
         assert lines[row.name].total(2048) == pytest.approx(row.times["total"].seconds, abs=61)  # minutes are rounded
         assert lines[row.name].query_seconds == pytest.approx(row.query_seconds, rel=0.01)
-    assert len(published_timings(published().table("main.cifar10"))) == 7
+    main = {t.method: t for t in published_timings(published().table("main.cifar10"))}
+    assert len(main) == 7
+    clipa = main["CLIPA"]  # "<0:01" throughout
+    assert (clipa.under, clipa.fit_seconds, clipa.query_seconds, clipa.total(2048)) == (60.0, None, None, None)
+    assert crossing(clipa, main["LOGOA (oracle)"]) is None
+
+
+def test_one_retraining_is_charged_by_its_line() -> None:
+    """Two seeds that share a full model did 7 networks' work, of which one seed needs 4."""
+    logo = MethodEntry(metrics={}, fit_evals=100, fit_seconds=60, score_evals=70, score_seconds=14)
+    entry = DatasetEntry(n_queries=10, seeds=[1, 2], ceiling=None, methods={"logo": logo})
+    line_ = Timing(method="logo", n_groups=3, n_queries=10, fit_seconds=30, query_seconds=0.8, query_evals=40)
+    assert one_retraining(entry, [line_]) == Cost(fit_evals=100, fit_seconds=30, score_evals=40, score_seconds=8)
+    assert one_retraining(entry) == Cost(fit_evals=100, fit_seconds=30, score_evals=35, score_seconds=7)

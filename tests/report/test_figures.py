@@ -91,6 +91,11 @@ def test_cost_points_are_where_their_costs_are(drawn: list[Any], tmp_path: Path)
         assert zero < min(x for x, y in points if y != 0.3)
         assert "0" in [t.get_text() for t in axis.get_xticklabels()]
         assert any(line.get_ydata()[0] == 0.8 and line.get_linestyle() == "--" for line in axis.lines)
+        assert "of the diffusion network alone" in axis.get_xlabel()
+    line = Timing(method="logo", n_groups=10, n_queries=100, query_evals=55)
+    figures.cost_fidelity("digits", entry(), tmp_path / "z.svg", timings=[line])
+    points = [line.get_xydata()[0] for line in drawn[1].axes[1].lines if len(line.get_xydata()) == 1]
+    assert any(x == pytest.approx(math.log10(1e7 + 5500)) and y == 0.8 for x, y in points)
     named = [t.get_text() for t in drawn[0].legends[0].get_texts()]
     assert named == ["LOGO, one retraining (ceiling)", "retrack", "shift", "pixel"]
     with pytest.raises(GudaError, match="no method has both Top-1 and a cost"):
@@ -136,6 +141,9 @@ def test_timing_lines_are_the_lines_and_meet_where_they_cross(drawn: list[Any], 
     assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (pytest.approx(3900), pytest.approx(790))
     assert drawn[0]._supxlabel.get_text() == "not timed: pixel"
     assert "seconds" in drawn[0].axes[0].get_ylabel()
+    same = [t.model_copy(update={"query_evals": 40}) for t in LINES]
+    figures.timing("digits", same, tmp_path / "z.svg")
+    assert "das" in [str(line.get_label()) for line in drawn[1].axes[0].lines]
     with pytest.raises(GudaError, match="no method has recorded times"):
         figures.timing("digits", LINES[2:], tmp_path / "y.svg")
 
@@ -159,8 +167,8 @@ def test_series_look_different() -> None:
 
 
 def test_a_missing_matplotlib_and_other_endings_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(GudaError, match=r"written as \.svg or \.png, not as x\.pdf"):
-        figures.heatmap(scores(), tmp_path / "x.pdf")
+    with pytest.raises(GudaError, match=r"written as \.svg, \.pdf or \.png, not as x\.gif"):
+        figures.heatmap(scores(), tmp_path / "x.gif")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(GudaError, match=r'pip install "guda\[figures\]"'):
         figures.heatmap(scores(), tmp_path / "x.svg")

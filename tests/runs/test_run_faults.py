@@ -15,7 +15,8 @@ from guda.counterfactuals.bank import Counterfactual
 from guda.data.images import ImageData
 from guda.errors import GudaError, Mismatch
 from guda.runs.run import Run
-from guda.runs.store import TEMPORARY, read_table, read_tensors, write_table, write_tensors
+from guda.runs.store import read_table, read_tensors, write_table, write_tensors
+from guda.runs.writers import TEMPORARY
 
 
 def cut(path: Path) -> Path:

@@ -16,7 +16,8 @@ from guda import verbs
 from guda.counterfactuals.bank import Counterfactual
 from guda.diffusion.models import load_model
 from guda.runs.run import Run
-from guda.runs.store import TEMPORARY, read_json
+from guda.runs.store import read_json
+from guda.runs.writers import TEMPORARY
 
 PROGRAM = str(Path(__file__).with_name("launchedrun.py"))
 

@@ -16,7 +16,7 @@ from guda.errors import GudaError
 from guda.evaluation.likelihood import read_likelihood
 from guda.evaluation.metrics import top1
 from guda.methods.base import get_method
-from guda.methods.likelihood import method_tasks
+from guda.methods.likelihood import method_tasks, seed_values
 from guda.runs.recipe import Recipe
 from guda.runs.run import Run
 from guda.runs.store import read_table, write_table
@@ -88,11 +88,26 @@ def test_both_oracles_and_the_correlations_are_of_the_same_queries(run: Run) -> 
         assert entry.ceiling["top1"].mean == pytest.approx(one)
         mine = np.mean([top1(log_p["retrack"], gold[f"logo-s{s}"]) for s in (2, 1)])
         assert entry.methods["retrack-logp"].metrics["top1"].mean == pytest.approx(mine)
+        assert len(entry.pairs or ()) == 6  # the ceiling and three rows
+        assert entry.floor is not None
     logo = get_method(run, "logo")
+    by_seed = seed_values(logo, asked_queries(run, load_queries(run, SET)))  # type: ignore[arg-type]
+    assert by_seed.shape == (2, 7, 3)
+    np.testing.assert_allclose(by_seed.mean(axis=0), log_p["logo"], atol=1e-9)
+    floor = file.oracles["likelihood"].floor
+    assert floor is not None
+    assert (floor.rounds, floor.half) == (2, 1)  # one probe seed against the other
+    swapped = (top1(by_seed[0], by_seed[1]) + top1(by_seed[1], by_seed[0])) / 2
+    assert floor.metrics["top1"].mean == pytest.approx(swapped.mean())
+    centred = by_seed - by_seed.mean(axis=2, keepdims=True)
+    one = float((centred[0] * centred[1]).sum() / np.sqrt((centred[0] ** 2).sum() * (centred[1] ** 2).sum()))
+    assert file.reliability["logo"].one_seed == pytest.approx(one) == floor.one_round
+    assert set(file.reliability) == {"logo", "retrack"}
     assert file.oracles["likelihood"].methods["logo"].score_evals == len(logo.models()) * evals(run.recipe.likelihood)  # type: ignore[attr-defined]
     text = verbs.likelihood_path(run, SET, "evaluation.md").read_text()
     assert "Oracle: LOGO by delta log p" in text
     assert "| retrack-logp |" in text
+    assert f"over probe seeds, same models (Spearman-Brown): logo {one:.2f} for one, " in text
 
 
 def test_a_broken_off_run_goes_on_and_gives_the_same_bytes(run: Run, tmp_path: Path) -> None:

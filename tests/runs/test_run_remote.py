@@ -7,10 +7,12 @@ import uuid
 from pathlib import Path
 
 import pytest
-from tinyrun import exact, finished_root
+from tinyrun import SET, Inline, digits_folder, exact, finished_root, tiny
 
+from guda import verbs
 from guda.errors import GudaError, Mismatch
-from guda.runs.remote import Mirror, is_remote
+from guda.runs.remote import Mirror, mirror, whole
+from guda.runs.run import Run
 
 SKIPPED = ("progress", "checkpoints")
 
@@ -120,9 +122,40 @@ def test_a_newer_table_replaces_an_older_one(url: str, tmp_path: Path) -> None:
     assert (roots[0] / "scores" / "retrack.parquet").read_text() == "four rounds"
 
 
-def test_addresses() -> None:
-    assert is_remote("s3://bucket/run")
-    assert not is_remote("runs/demo")
-    assert not is_remote(Path("/runs/demo"))
+@pytest.mark.parametrize("url", ["s3://bucket/a/run", "gs://b/run", "memory://x/run", "file:///tmp/x/run"])
+def test_an_address_survives_being_a_path(url: str) -> None:
+    assert whole(str(Path(url))) == url == whole(url)
+
+
+def test_verbs_work_on_a_run_in_a_store_and_another_machine_finds_all_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, methods = f"file://{tmp_path}/bucket/run", ["retrack", "similarity-pixel"]
+    recipe = tiny(digits_folder())
+
+    def as_machine(name: str) -> None:
+        monkeypatch.setenv("GUDA_CACHE", str(tmp_path / name))
+        monkeypatch.setattr("guda.runs.remote._MIRRORS", {})
+
+    as_machine("one")
+    run = verbs.init(Path(url), recipe)
+    assert run.root.is_relative_to(tmp_path / "one")
+    engine = Inline()
+    verbs.fit(run, methods, engine)
+    verbs.sample(run, engine)
+    verbs.score(run, SET, methods, engine)
+    mirror(url).push()
+    as_machine("two")
+    other, again = Run.open(url), Inline()
+    assert other.root.is_relative_to(tmp_path / "two")
+    verbs.fit(other, methods, again)
+    verbs.sample(other, again)
+    verbs.score(other, SET, methods, again)
+    assert again.ran == []
+    assert exact(other.root) == exact(run.root)
+    assert sorted(p.name for p in (tmp_path / "bucket" / "run").rglob(".tmp-*")) == []
+
+
+def test_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(GudaError, match="cannot be opened"):
         Mirror("nonsense://bucket/run")

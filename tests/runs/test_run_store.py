@@ -9,10 +9,11 @@ import torch
 
 from guda.errors import GudaError
 from guda.runs import store
+from guda.runs.writers import TEMPORARY
 
 
 def leftovers(folder: Path) -> list[str]:
-    return [p.name for p in folder.rglob(f"{store.TEMPORARY}*")]
+    return [p.name for p in folder.rglob(f"{TEMPORARY}*")]
 
 
 def fail_half_way(publish, target: Path) -> None:

@@ -75,7 +75,7 @@ class Inline:
             if len(self.ran) == self.stop_after:
                 raise KeyboardInterrupt
             assert task.ready(run), f"{task.name} comes before what it needs"
-            execute(str(run.root), task)
+            execute(run.address, task)
             self.ran.append(task.name)
         return len(left)
 

@@ -115,6 +115,13 @@ def test_again_nothing_runs_and_the_table_is_the_same(done: tuple[Run, PairsFile
     assert need_training(run).steps == 40
 
 
+def test_a_pair_given_the_other_way_round_is_the_same_pair(done: tuple[Run, PairsFile, dict[str, str]]) -> None:
+    run, found, _ = done
+    engine = Inline()
+    assert verbs.pairs(run, SET, [("1", "0"), PAIR], ["retrack"], engine) == found
+    assert engine.ran == []
+
+
 def test_what_cannot_be_paired_is_refused(done: tuple[Run, PairsFile, dict[str, str]], tmp_path: Path) -> None:
     run = done[0]
     for text, message in (("0", "comma"), ("0,0", "two different groups"), ("0,7", "unknown group '7'")):

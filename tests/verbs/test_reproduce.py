@@ -22,7 +22,7 @@ def experiment(folder: Path, **changes: Any) -> str:
         "about": "a tiny experiment", "scales": {"full": str(recipe)}, "published": "cifar10",
         "methods": {"dtrak": {"dim": 16, "timesteps": 2}, "retrack": {"steps": 1}},
         "likelihood": {"n": 4, "steps": 3, "seeds": 1}, "partition": {"fraction": 0.2, "seed": 1},
-        "pairs": [["0", "1"]], "pairs_by": ["retrack"],
+        "pairs": [["1", "0"]], "pairs_by": ["retrack"],
     } | changes  # fmt: skip
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(value))
@@ -103,6 +103,23 @@ def test_the_shipped_experiments_are_complete() -> None:
 def test_what_is_not_there_is_one_line(tmp_path: Path, name: str, scale: str, message: str) -> None:
     with pytest.raises(GudaError, match=message):
         verbs.reproduce(name, tmp_path / "run", Inline(), scale)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pairs": [["0", "7"]]}, "unknown group '7'"),
+        ({"pairs": [["0", "0"]]}, "two different groups"),
+        ({"pairs_by": ["similarity-pixel"]}, "similarity-pixel takes groups out"),
+    ],
+)
+def test_a_mistake_in_the_pairs_is_told_before_anything_is_trained(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    engine = Inline()
+    with pytest.raises(GudaError, match=message):
+        verbs.reproduce(experiment(tmp_path, **changes), tmp_path / "run", engine)
+    assert engine.ran == []
 
 
 def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:

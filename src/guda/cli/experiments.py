@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from guda.cli.options import Json, Method, RunFolder, Workers, make_engine, say
+from guda.cli.options import ENGINE, Json, Method, RunFolder, say, works
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SHOWN = 8  # best trials to print
 
 
+@works
 def tune(
     run: RunFolder,
     method: Annotated[str, typer.Option("--method", "-m", help="Method id.", show_default=False)],
@@ -33,7 +34,7 @@ def tune(
     ] = None,
     space: Annotated[Path | None, typer.Option(help="The same as a YAML file of settings.", show_default=False)] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Write the best settings into the run's recipe.")] = False,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Choose a method's settings by agreement with LOGO, on queries of their own."""
@@ -46,7 +47,7 @@ def tune(
     folder = Run.open(run)
     where = verbs.parse_space(search) if search is not None else None if space is None else verbs.read_space(space)
     found = verbs.tune(
-        folder, method, trials, make_engine(workers, as_json), queries_seed=queries_seed, n=n,
+        folder, method, trials, engine, queries_seed=queries_seed, n=n,
         groups=_groups(groups, load_data(folder).groups.names), space=where, apply=apply,
     )  # fmt: skip
     say(_tuned_json(found, apply), tuned_text(found, apply), as_json)
@@ -105,13 +106,14 @@ def tuned_text(found: Tuned, applied: bool) -> str:
     return "\n".join(lines)
 
 
+@works
 def ablate(
     run: RunFolder,
     files: Annotated[list[str], typer.Argument(help="Ablation files, or names of shipped ones.", show_default=False)],
     queries: Annotated[
         str | None, typer.Option("--queries", "-q", help="Name of a query set; default: the recipe's.")
     ] = None,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Sweep a method's settings one at a time, each against LOGO and its ceiling."""
@@ -124,7 +126,6 @@ def ablate(
     asked = [verbs.read_ablation(f) for f in files]  # all of them before the first is carried out
     if twice := {a.name for i, a in enumerate(asked) if a.name in {b.name for b in asked[:i]}}:
         raise GudaError(f"two ablations are called {sorted(twice)[0]!r}; one table would replace the other")
-    engine = make_engine(workers, as_json)
     tables: list[SweepFile] = []
     for ablation in asked:
         tables.append(verbs.ablate(folder, ablation, engine, queries))
@@ -136,6 +137,7 @@ def ablate(
     say(value, REPORTED, as_json)
 
 
+@works
 def pairs(
     run: RunFolder,
     pair: Annotated[
@@ -145,7 +147,7 @@ def pairs(
     queries: Annotated[
         str | None, typer.Option("--queries", "-q", help="Name of a query set; default: the recipe's.")
     ] = None,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Leave two groups out together (LOGO and unlearned): do scores add up?"""
@@ -155,7 +157,7 @@ def pairs(
 
     folder = Run.open(run)
     asked = verbs.parse_pairs(folder, pair)
-    found = verbs.pairs(folder, verbs.choose_queries(folder, queries), asked, method, make_engine(workers, as_json))
+    found = verbs.pairs(folder, verbs.choose_queries(folder, queries), asked, method, engine)
     lines = [pairs_title(found)]
     for row in pair_rows(found):
         lines.append(f"  {row[0]}")

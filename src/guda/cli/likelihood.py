@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from guda.cli.options import Json, Method, QuerySet, RunFolder, Workers, make_engine, say
+from guda.cli.options import ENGINE, Json, Method, QuerySet, RunFolder, say, works
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from guda.evaluation.likelihood import LikelihoodFile
 
 
+@works
 def likelihood(
     run: RunFolder,
     method: Method = None,
@@ -24,7 +25,7 @@ def likelihood(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of heun and rk4; kept in the recipe.", min=1)] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds of the probes; kept in the recipe.", min=1)] = None,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Score by log p (probability-flow ODE), hold the ELBO against it, evaluate every method under both."""
@@ -33,7 +34,6 @@ def likelihood(
 
     folder = Run.open(run)
     name = verbs.choose_queries(folder, queries)
-    engine = make_engine(workers, as_json)
     found = verbs.likelihood(folder, name, engine, method, n=n, solver=solver, steps=steps, seeds=seeds)
     path = verbs.likelihood_path(folder, name, "evaluation.json")
     if as_json:
@@ -45,14 +45,14 @@ def _show(found: LikelihoodFile, path: Path) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from guda.evaluation.likelihood import COLUMNS, ORACLES, correlation_rows, title
+    from guda.evaluation.likelihood import COLUMNS, ORACLES, correlation_rows, reliability_sentence, title
     from guda.evaluation.tables import rich_table, terminal
 
     console = Console()
     cells = [tuple(c.replace(" [", "\n[") for c in row) for row in correlation_rows(found)]
     console.print(Text(title(found), style="bold"))
     console.print(rich_table(("counterfactuals", *COLUMNS.values()), cells))
-    console.print(Text(found.note), end="\n\n")
+    console.print(Text(f"{found.note} {reliability_sentence(found)}"), end="\n\n")
     for kind, entry in found.oracles.items():
         console.print(terminal(ORACLES[kind], entry, console.width))
     if not found.oracles:

@@ -19,9 +19,9 @@ import typer
 from guda import __version__
 from guda.cli import experiments, look
 from guda.cli.bank import app as bank
+from guda.cli.figure import figure
 from guda.cli.likelihood import likelihood
-from guda.cli.options import Groups, Json, Method, QuerySet, RunFolder, Workers
-from guda.cli.options import make_engine as _engine
+from guda.cli.options import ENGINE, Groups, Json, Method, QuerySet, RunFolder, works
 from guda.cli.options import say as _say
 from guda.cli.prompts import app as prompts
 from guda.cli.reproduce import reproduce
@@ -68,9 +68,10 @@ def _root(
 
 
 @app.command()
+@works
 def demo(
     run: Annotated[Path, typer.Argument(help="Where to put the run.")] = Path("runs/demo"),
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Digits, end to end: train, unlearn, retrain (the oracle), sample, score, evaluate, report."""
@@ -90,7 +91,7 @@ def demo(
     from guda.report.page import write_report
 
     folder = folder or verbs.init(run, recipe)
-    entry = verbs.pipeline(folder, _engine(workers, as_json))
+    entry = verbs.pipeline(folder, engine)
     name = verbs.choose_queries(folder)
     page = write_report(folder, name)
     scored = [f"scores/{name}/{m}.parquet" for m in folder.recipe.methods]
@@ -176,16 +177,18 @@ def _recipe(name: str | None, **given: Any) -> Recipe:
 
 
 @app.command()
-def train(run: RunFolder, workers: Workers = None, as_json: Json = False) -> None:
+@works
+def train(run: RunFolder, engine: Any = ENGINE, as_json: Json = False) -> None:
     """Train the full model of a run that has none."""
     from guda import verbs
     from guda.runs.run import Run
 
-    folder = verbs.train(Run.open(run), _engine(workers, as_json))
+    folder = verbs.train(Run.open(run), engine)
     _say({"model": folder}, f"Trained model: {folder}", as_json)
 
 
 @app.command()
+@works
 def fit(
     run: RunFolder,
     method: Method = None,
@@ -197,7 +200,7 @@ def fit(
         int, typer.Option(help="Unlearn so many random groups too: what a score is where there is no group.", min=0)
     ] = 0,
     groups: Groups = None,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Make a method's counterfactual models (default: the recipe's methods)."""
@@ -213,11 +216,12 @@ def fit(
         raise GudaError(
             f"the recipe of {run} names no method to fit (logo is fitted only when asked for); give --method"
         )
-    done = verbs.fit(folder, methods, _engine(workers, as_json), placebos)
+    done = verbs.fit(folder, methods, engine, placebos)
     _say({"methods": methods, "tasks_run": done}, f"Fitted {', '.join(methods)} ({done} tasks run).", as_json)
 
 
 @app.command()
+@works
 def sample(
     run: RunFolder,
     n: Annotated[int | None, typer.Option("-n", help="How many; kept in the recipe.", min=1)] = None,
@@ -225,7 +229,7 @@ def sample(
         int | None, typer.Option(help="Text-to-image: so many objects in every style; kept in the recipe.", min=1)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; kept in the recipe.", min=0)] = None,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Draw queries from the run's model."""
@@ -234,11 +238,12 @@ def sample(
 
     folder = Run.open(run)
     verbs.change_queries(folder, n, seed, objects)
-    name = verbs.sample(folder, _engine(workers, as_json))
+    name = verbs.sample(folder, engine)
     _say({"queries": name}, f"Query set {name}", as_json)
 
 
 @app.command()
+@works
 def score(
     run: RunFolder,
     queries: QuerySet = None,
@@ -258,7 +263,7 @@ def score(
     rounds: Annotated[int | None, typer.Option(help="Rounds of draws; kept in the recipe.", min=1)] = None,
     drift: Drift = None,
     groups: Groups = None,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Attribute pictures: nats per group, with 95 % intervals."""
@@ -274,7 +279,7 @@ def score(
     variant = verbs.variant(folder, stop, band, drift, screen)
     verbs.change_scoring(folder, rounds=rounds, drift=drift)
     chosen = verbs.choose_or_add_queries(folder, queries, name)
-    results = verbs.score(folder, chosen, methods, _engine(workers, as_json), stop, band, screen)
+    results = verbs.score(folder, chosen, methods, engine, stop, band, screen)
     nulls = {m: verbs.placebo_null(folder, chosen, m, variant) for m in results}
     lines = []
     for found in results.values():
@@ -335,13 +340,14 @@ def evaluate(
 
 
 @app.command()
+@works
 def health(
     run: RunFolder,
     method: Method = None,
     n: Annotated[
         int | None, typer.Option("-n", help="Training images of each group; kept in the recipe.", min=2)
     ] = None,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """How far the counterfactuals can be trusted: what they do to training images of every group."""
@@ -350,7 +356,7 @@ def health(
 
     folder = Run.open(run)
     methods = method or verbs.health_methods(folder)
-    found = verbs.health(folder, methods, _engine(workers, as_json), n)
+    found = verbs.health(folder, methods, engine, n)
     if as_json:
         print(json.dumps({m: h.model_dump(mode="json") for m, h in found.items()}, ensure_ascii=False))
         return
@@ -366,6 +372,7 @@ def health(
 app.command()(likelihood)
 for _verb in (look.plan, look.report, look.status, look.methods):
     app.command()(_verb)
+app.command()(figure)
 app.add_typer(bank, name="bank")
 app.add_typer(prompts, name="prompts")
 app.command()(experiments.tune)
@@ -374,10 +381,19 @@ app.command()(reproduce)
 app.command()(experiments.pairs)
 
 
+def _publish() -> None:
+    """Runs in a bucket: what the verb wrote here goes there."""
+    if "guda.runs.remote" in sys.modules and team.leads():
+        from guda.runs.remote import push_all
+
+        push_all()
+
+
 def main() -> None:
     try:
         with nullcontext() if team.leads() else redirect_stdout(io.StringIO()):  # results are told once
             app()
+        _publish()
     except GudaError as e:
         if team.leads() or isinstance(e, OneProcess):
             print(f"guda: {' '.join(str(e).split())}", file=sys.stderr, flush=True)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from guda.cli.options import Json, Workers, make_engine, say
+from guda.cli.options import ENGINE, Json, say, works
 
 
+@works
 def reproduce(
     name: Annotated[
         str, typer.Argument(help="digits, fashion-mnist, emoji, cifar10, unlearncanvas, or a file ending in .yaml.")
     ],
-    run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/NAME[-SCALE].")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/reproduce-NAME[-SCALE].")] = None,
     scale: Annotated[str, typer.Option(help="full, or a smaller one that the experiment has, e.g. small.")] = "full",
     ablations: Annotated[bool, typer.Option("--ablations", help="Also carry out the paper's sweeps.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what it costs.")] = False,
-    workers: Workers = None,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """An experiment of the paper: trainings, methods, oracles, tables (Markdown, CSV, LaTeX). Resumes where it was."""
@@ -36,7 +37,7 @@ def reproduce(
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    done = verbs.reproduce(name, root, make_engine(workers, as_json), scale, ablations, tell)
+    done = verbs.reproduce(name, root, engine, scale, ablations, tell)
     tables = done.run.path("tables", "tables.md")
     lines = [f"Tables:  {tables} (one file each beside it, also .csv and .tex)", f"Figures: {done.run.path('figures')}"]
     value = {"run": str(done.run.root), "tables": list(map(str, done.tables)), "figures": list(map(str, done.figures))}

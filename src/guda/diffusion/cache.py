@@ -10,7 +10,7 @@ the same latents. Files are memory-mapped, so that processes share them. Models 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,8 @@ from guda.diffusion.frozen_latent import LatentFrozen
 from guda.diffusion.latents import Latents, encode_all
 from guda.errors import Mismatch
 from guda.runs.run import Run
-from guda.runs.store import TEMPORARY, digest, read_tensors, write_tensors
+from guda.runs.store import digest, read_tensors, write_tensors
+from guda.runs.writers import TEMPORARY
 
 
 def cached_latents(run: Run, denoiser: Denoiser, data: ImageData, flips: bool = False) -> Latents:
@@ -77,7 +78,8 @@ def _alone(path: Path) -> Iterator[None]:
     lock = path.parent / f"{TEMPORARY}lock-{path.name}"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
+        with suppress(OSError):  # some network file systems
+            fcntl.flock(f, fcntl.LOCK_EX)
         try:
             yield
         finally:

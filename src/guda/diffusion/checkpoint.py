@@ -38,7 +38,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def save(folder: Path, state: State, seconds: float) -> None:
-    """The newest replaces the others."""
+    """The newest replaces the older ones; one that is ahead belongs to another process on the same training."""
     frozen = {k for k, p in state.module.named_parameters() if not p.requires_grad}
     tensors = {f"model.{k}": v for k, v in state.module.state_dict().items() if k not in frozen}
     for i, moments in state.optimizer.state_dict()["state"].items():
@@ -54,7 +54,7 @@ def save(folder: Path, state: State, seconds: float) -> None:
         write_tensors(tmp / "state.safetensors", tensors)
         write_json(tmp / "state.json", rest)
     for old in folder.glob("step-*"):
-        if old != path:
+        if old.name < path.name:
             shutil.rmtree(old, ignore_errors=True)
 
 

@@ -26,5 +26,5 @@ def run_here(run: Run, tasks: list[Task], title: str = "") -> int:
             if not task.ready(run):
                 missing = next(path for path in task.needs if not run.has(path))
                 raise GudaError(f"{task.name} needs {missing}, which is not there; run the earlier steps first")
-            execute(str(run.root), task)
+            execute(run.address, task)
         return len(left)

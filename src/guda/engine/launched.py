@@ -10,19 +10,15 @@ that process, which leaves at once: the others lose the connection, or are ended
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from guda.engine import team
+from guda.engine.pool import POLL, Watcher
 from guda.engine.tasks import Task, execute, pending
 from guda.errors import GudaError, OneProcess
 from guda.runs import progress
 from guda.runs.run import Run
-
-POLL = 0.25  # seconds between looks at the heartbeat
-
-# (tasks done, tasks in all, fraction of the estimated cost, names of the running tasks)
-Watcher = Callable[[int, int, float, list[str]], None]
 
 
 def run_together(run: Run, tasks: list[Task], watch: Watcher | None = None) -> int:
@@ -49,7 +45,7 @@ def _run_all(crew: team.Team, run: Run, tasks: list[Task], watch: Watcher | None
             raise GudaError(f"{task.name} needs {missing}, which nothing makes; run the earlier steps first")
         left.remove(task)
         with _watching(run, task, watch if crew.leads else None, (done, total, done_cost, total_cost)):
-            _run(crew, str(run.root), task)
+            _run(crew, run.address, task)
         done_cost += task.cost
         if watch is not None and crew.leads:
             watch(done + 1, total, 1.0 if done + 1 == total else done_cost / total_cost, [])

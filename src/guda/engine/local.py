@@ -11,19 +11,17 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import wait as wait_sentinel
 
 from guda.engine import team
-from guda.engine.launched import Watcher, run_together
-from guda.engine.tasks import Task, execute, pending
+from guda.engine.launched import run_together
+from guda.engine.pool import Watcher, run_in
+from guda.engine.tasks import Task, execute
 from guda.errors import GudaError
-from guda.runs import progress
 from guda.runs.run import Run
-
-POLL = 0.25  # seconds between looks at the heartbeats
 
 
 def _start_worker() -> None:
@@ -60,6 +58,16 @@ def _one_thread() -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def _told_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool:
+        raise GudaError(
+            "a worker process died (killed, or out of memory); nothing finished is lost: run the same command again"
+        ) from None
+
+
 class Workers:
     """Worker processes that stay between calls, because a worker needs seconds to import torch and a race has many
     rounds. They end with this object, with the process, or when a task fails."""
@@ -72,11 +80,15 @@ class Workers:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(self.n, multiprocessing.get_context("spawn"), initializer=_start_worker)
             self._finalizer = weakref.finalize(self, _terminate, self._pool)
-        with _one_thread():
+        with _one_thread(), _told_in_one_line():
             return self._pool.submit(execute, root, task)
 
+    def collect(self, run: Run, task: Task, future: Future[float]) -> None:
+        with _told_in_one_line():
+            future.result()
+
     def close(self) -> None:
-        """Do not wait for tasks that nobody wants any more (Ctrl-C, or another task failed)."""
+        """Ends the workers; a pool that is broken would stay broken."""
         if self._pool is not None:
             self._pool = None
             self._finalizer()
@@ -92,43 +104,9 @@ def run_tasks(run: Run, tasks: list[Task], workers: int | Workers | None = None,
     """Run what is not done yet; returns how many tasks that were. The first failure stops the rest."""
     if team.size() > 1:
         return run_together(run, tasks, watch)
-    left = pending(run, tasks)
-    if not left:
-        return 0
-    run.sweep()
     pool = workers if isinstance(workers, Workers) else Workers(workers)
-    total, total_cost, done_cost, done, shown = len(left), sum(t.cost for t in left) or 1.0, 0.0, 0, 0.0
-    running: dict[Future[float], Task] = {}
-    for task in left:
-        run.path(task.heartbeat).unlink(missing_ok=True)  # of a killed process
     try:
-        while left or running:
-            for task in [t for t in left if t.ready(run)][: pool.n - len(running)]:
-                left.remove(task)
-                running[pool.submit(str(run.root), task)] = task
-            if not running:
-                missing = next(p for p in left[0].needs if not run.has(p))
-                raise GudaError(f"{left[0].name} needs {missing}, which nothing makes; run the earlier steps first")
-            finished, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
-            for future in finished:
-                task = running.pop(future)
-                future.result()
-                done, done_cost = done + 1, done_cost + task.cost
-            if watch is not None:
-                partial = sum(t.cost * progress.fraction(run.path(t.heartbeat)) for t in running.values())
-                # never backwards: a task removes its heartbeat a moment before it counts as done
-                shown = 1.0 if done == total else max(shown, min(1.0, (done_cost + partial) / total_cost))
-                watch(done, total, shown, [t.name for t in running.values()])
-    except BaseException as e:
-        pool.close()  # of several tasks others may still run; a broken pool would stay broken
-        if not isinstance(e, BrokenProcessPool):
-            raise
-        raise GudaError(
-            "a worker process died (killed, or out of memory); nothing finished is lost: run the same command again"
-        ) from None
+        return run_in(pool, run, tasks, watch)
     finally:
         if pool is not workers:
             pool.close()
-        for task in running.values():
-            run.path(task.heartbeat).unlink(missing_ok=True)
-    return total

@@ -56,6 +56,7 @@ def execute(root: str, task: Task, alone: bool = True) -> float:
     seconds = time.monotonic() - started + earlier
     if alone:
         run.record_time(task.stage, task.name, seconds, task.cost)
+    run.publish()
     return seconds
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from guda.errors import GudaError
 from guda.evaluation.bootstrap import Interval, bootstrap_mean, percentile_interval, query_counts
 from guda.evaluation.metrics import LABELS, checked, ndcg3_linear, top1
-from guda.evaluation.results import DatasetEntry, Figure, as_figures
+from guda.evaluation.results import DatasetEntry, Figure, ReliabilityEntry, as_figures
 from guda.evaluation.tables import figure_text, markdown
 from guda.runs.recipe import Config
 from guda.runs.store import read_json
@@ -42,7 +42,21 @@ class LikelihoodFile(Config):
         default_factory=dict,
         description="every method against LOGO by delta ELBO and by delta log p; none without LOGO",
     )
+    reliability: dict[str, ReliabilityEntry] = Field(
+        default_factory=dict, description="method -> of delta log p over probe seeds, the models being the same"
+    )
     note: str
+
+
+def reliability_sentence(file: LikelihoodFile) -> str:
+    """How much of a correlation the noise of the probes may have taken away; nothing with one probe seed."""
+    found = [
+        f"{m} {r.one_seed:.2f} for one, {r.mean_of_seeds:.2f} for the mean of {file.settings['seeds']}"
+        for m, r in file.reliability.items()
+    ]
+    if not found:
+        return "One probe seed: how far its noise lowers the figures is not known."
+    return f"Reliability of delta log p over probe seeds, same models (Spearman-Brown): {'; '.join(found)}."
 
 
 def weighted_pearson(x: Array, y: Array, w: Array) -> Array:
@@ -111,7 +125,7 @@ def likelihood_markdown(file: LikelihoodFile) -> str:
     lines = [f"**{title(file)}**", "", "| counterfactuals | " + " | ".join(COLUMNS.values()) + " |"]
     lines.append("| --- |" + " ---: |" * len(COLUMNS))
     lines += ["| " + " | ".join(row) + " |" for row in correlation_rows(file)]
-    parts = ["\n".join([*lines, "", file.note]) + "\n"]
+    parts = ["\n".join([*lines, "", f"{file.note} {reliability_sentence(file)}"]) + "\n"]
     parts += [markdown(ORACLES[name], entry) for name, entry in file.oracles.items()]
     return "\n".join(parts)
 

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX, random_baseline
 from guda.evaluation.paper_table import Cell, Column, Number, PaperTable, Row, count, figure, number, seconds
-from guda.evaluation.published import CORRELATIONS, TIMES, PublishedTable, published
-from guda.evaluation.results import Cost, DatasetEntry, Figure, MethodEntry
+from guda.evaluation.published import CORRELATIONS, TIMES, Duration, PublishedTable, published
+from guda.evaluation.results import Cost, DatasetEntry, Figure
 from guda.evaluation.sweep import SweepFile
-from guda.evaluation.tables import footer
-from guda.evaluation.timing import Timing
+from guda.evaluation.tables import ceiling_name, footer
+from guda.evaluation.timing import Timing, one_retraining
 
-CEILING_NAME = "LOGO, one retraining (ceiling)"
 NAMES = {"pearson": "Pearson"} | LABELS
 COST = (
     Column("preprocessing", unit="s"), Column("query", unit="s"), Column("total", unit="s"),
@@ -58,25 +57,19 @@ def tables_of(keys: Sequence[str]) -> list[PublishedTable]:
 # ---- rows ---------------------------------------------------------------------------------------------------------
 
 
-def _ours(entry: DatasetEntry, metrics: Sequence[str]) -> list[tuple[str, Cost, tuple[Cell, ...]]]:
+def _ours(
+    entry: DatasetEntry, metrics: Sequence[str], timings: Sequence[Timing] = ()
+) -> list[tuple[str, Cost, tuple[Cell, ...]]]:
     """(name, cost, metric cells): the ceiling, every method, random rankings."""
     found: list[tuple[str, Cost, tuple[Cell, ...]]] = []
-    logo = entry.methods.get(CEILING, MethodEntry(metrics={}))
     # the oracle may have several seeds; a comparison of costs has one
-    cost = Cost(
-        fit_evals=logo.fit_evals, fit_seconds=_share(logo.fit_seconds, entry),
-        score_evals=_share(logo.score_evals, entry), score_seconds=_share(logo.score_seconds, entry),
-    )  # fmt: skip
-    found.append((CEILING_NAME, cost, tuple(figure((entry.ceiling or {}).get(m)) for m in metrics)))
+    cost = one_retraining(entry, timings)
+    found.append((ceiling_name(entry.ceiling), cost, tuple(figure((entry.ceiling or {}).get(m)) for m in metrics)))
     for name, method in entry.methods.items():
         if name != CEILING:
             found.append((name, method, tuple(figure(method.metrics.get(m)) for m in metrics)))
     found.append(("random ranking", Cost(), _random(entry, metrics)))
     return found
-
-
-def _share(value: float | None, entry: DatasetEntry) -> float | None:
-    return None if value is None else value / max(1, len(entry.seeds))
 
 
 def _random(entry: DatasetEntry, metrics: Sequence[str]) -> tuple[Cell, ...]:
@@ -118,8 +111,8 @@ def main_table(
     metrics = tables[0].metrics if tables else SIX
     lines, n = {t.method: t for t in timings}, entry.n_queries
     rows = []
-    for label, cost, cells in _ours(entry, metrics):
-        line = lines.get(CEILING if label == CEILING_NAME else label)
+    for label, cost, cells in _ours(entry, metrics, timings):
+        line = lines.get(label)
         fit, query = cost.fit_seconds, cost.score_seconds
         if line is not None:
             fit, query = line.fit_seconds, None if line.query_seconds is None else n * line.query_seconds
@@ -129,7 +122,7 @@ def main_table(
     for table in tables:
         for row in table.rows.values():
             cells = tuple(number(row.metrics.get(m), 3) for m in table.metrics)
-            times_ = tuple(_duration(row.times[t].text, row.times[t].seconds) if row.times else None for t in TIMES)
+            times_ = tuple(_duration(row.times[t]) if row.times else None for t in TIMES)
             rows.append(Row((_paper_name(row.name), *cells, *times_, None, None), there(table, same_data), row.main))
     return PaperTable(
         key, f"{name}: agreement with LOGO ({_estimand(entry)}) and cost",
@@ -138,19 +131,22 @@ def main_table(
     )  # fmt: skip
 
 
-def _duration(text: str, value: float) -> Cell:
-    return Number(value, f"{text.replace('<', '< ')} h")
+def _duration(time: Duration) -> Cell:
+    """A bound is text: it is no number to compute with."""
+    return f"< {time.text[1:]} h" if time.bound else Number(time.seconds, f"{time.text} h")
 
 
 def _estimand(entry: DatasetEntry) -> str:
     return f"{entry.estimand or 'estimand not recorded'}; {entry.unit}, {entry.sign}"
 
 
-def anchors_table(name: str, entry: DatasetEntry, same_data: bool = False) -> PaperTable:
+def anchors_table(
+    name: str, entry: DatasetEntry, same_data: bool = False, timings: Sequence[Timing] = ()
+) -> PaperTable:
     """Anchor strategies among the entry's methods; published: UnlearnCanvas."""
     kept = {m: e for m, e in entry.methods.items() if m == CEILING or m.startswith("anchors-")}
     table = main_table(
-        name, entry.model_copy(update={"methods": kept}), beside=("anchors",), same_data=same_data, key="anchors"
+        name, entry.model_copy(update={"methods": kept}), timings, ("anchors",), same_data, key="anchors"
     )
     return PaperTable(table.key, table.title.replace(" and cost", ": anchor strategies"), table.columns, table.rows,
                       table.note)  # fmt: skip
@@ -168,8 +164,8 @@ def sweep_tables(name: str, sweep: SweepFile, same_data: bool = False) -> list[P
         metrics = table.metrics if table else SIX
         here = _here(name, sweep.oracle)
         logo = sweep.oracle.methods.get(CEILING, Cost())
-        rows = [Row((CEILING_NAME, *(figure((sweep.oracle.ceiling or {}).get(m)) for m in metrics), None,
-                     count(logo.fit_evals), None, seconds(_share(logo.fit_seconds, sweep.oracle))), here)]  # fmt: skip
+        rows = [Row((ceiling_name(sweep.oracle.ceiling), *(figure((sweep.oracle.ceiling or {}).get(m)) for m in metrics), None,
+                     count(logo.fit_evals), None, seconds(one_retraining(sweep.oracle).fit_seconds)), here)]  # fmt: skip
         for row in (r for r in sweep.rows if r.axis == axis):
             after = (
                 figure((row.ratio_to_ceiling or {}).get("top1")), count(row.fit_evals),
@@ -255,7 +251,7 @@ def noisy_table(
     share = f"{100 * fraction:g} % of every group moved"
     rows = [Row((n, *cells), f"(a) {share}, {_here(name, noisy)}") for n, _, cells in _ours(noisy, SIX)]
     section = f"(b) noisy less clean, measured here: {name}"
-    pairs = [(CEILING_NAME, CEILING, clean.ceiling or {}, noisy.ceiling or {})]
+    pairs = [(ceiling_name(noisy.ceiling), CEILING, clean.ceiling or {}, noisy.ceiling or {})]
     pairs += [(m, m, clean.methods[m].metrics, e.metrics) for m, e in noisy.methods.items()
               if m != CEILING and m in clean.methods]  # fmt: skip
     for label, method, before, after in pairs:

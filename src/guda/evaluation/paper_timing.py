@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.paper_table import Cell, Column, Number, PaperTable, Row, count, number, seconds
 from guda.evaluation.paper_tables import tables_of, there
-from guda.evaluation.timing import Timing, crossing, published_timings
+from guda.evaluation.tables import human_time
+from guda.evaluation.timing import Timing, alike, crossing, published_timings
 
 
 def timing_table(
@@ -28,14 +29,16 @@ def timing_table(
         logo = next((t for t in found if t.method == CEILING or t.method.startswith("LOGO")), None)
         rows = []
         for t in found:
+            if t.under is not None:
+                rows.append(Row(_bounded(t, logo, n), section))
+                continue
             total, own = t.total(n), None if logo is None else logo.total(n)
-            meets = None if logo is None or t is logo else crossing(t, logo)
             rows.append(
                 Row(
                     (t.method.replace(" (Ours)", ""), seconds(t.fit_seconds), _per_query(t),
                      seconds(None if t.query_seconds is None else n * t.query_seconds), seconds(total),
                      number(own / total, 1) if own is not None and total else None,
-                     None if meets is None else count(meets), count(t.fit_evals), count(t.query_evals)),
+                     _meets(t, logo), count(t.fit_evals), count(t.query_evals)),
                     section,
                 )
             )  # fmt: skip
@@ -49,9 +52,24 @@ def timing_table(
     note = (
         "T_total = T_fit + Q t_query. Worker seconds, without training the full model; LOGO is one retraining per "
         "group. Where a method meets LOGO both cost the same. Published: t_query is the scoring time over the queries, "
-        "and times under a minute count as one."
+        "and of a time that is a bound nothing is computed but a bound."
     )
     return PaperTable("timing", f"{name}: what attribution costs", columns, tuple(rows), note)
+
+
+def _bounded(t: Timing, logo: Timing | None, n: int) -> tuple[Cell, ...]:
+    """Text: a bound is no number to compute with."""
+    under, own = f"< {human_time(t.under)}", None if logo is None else logo.total(n)
+    more = None if own is None or not t.under else f"> {own / t.under:.0f}"
+    return (t.method, under, f"< {(t.under or 0.0) / n:.2g} s", under, under, more, None, None, None)
+
+
+def _meets(t: Timing, logo: Timing | None) -> Cell:
+    """Where the line meets LOGO's, or why it does not."""
+    if logo is None or t is logo:
+        return None
+    meets = crossing(t, logo)
+    return alike(t, logo) if meets is None else count(meets)
 
 
 def _per_query(t: Timing) -> Cell:

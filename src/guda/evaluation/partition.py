@@ -21,10 +21,8 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX
 from guda.evaluation.results import DatasetEntry, Figure
-from guda.evaluation.tables import MISSING, figure_text, markdown_table
+from guda.evaluation.tables import MISSING, NOT_SEPARATED, ceiling_name, figure_text, markdown_table
 from guda.runs.recipe import Config
-
-NOT_SEPARATED = "not separated"
 
 
 class PartitionRow(Config):
@@ -94,7 +92,7 @@ def partition_table(clean: DatasetEntry, noisy: DatasetEntry) -> tuple[Partition
 
 
 def _name(row: PartitionRow) -> str:
-    return "LOGO, one retraining (ceiling)" if row.method == CEILING else row.method
+    return ceiling_name(row.noisy) if row.method == CEILING else row.method
 
 
 def _signed(figure: Figure | None) -> str:

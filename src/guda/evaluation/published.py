@@ -29,9 +29,13 @@ class Duration(Config):
 
     @property
     def seconds(self) -> float:
-        """An upper bound where the text says so."""
+        """An upper bound where the text says so (`bound`)."""
         hours, _, minutes = self.text.removeprefix("<").partition(":")
         return 3600.0 * int(hours) + 60.0 * int(minutes)
+
+    @property
+    def bound(self) -> bool:
+        return self.text.startswith("<")
 
 
 class PublishedRow(Config):

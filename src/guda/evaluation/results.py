@@ -29,7 +29,7 @@ from pydantic import (
 
 from guda.errors import GudaError
 from guda.evaluation.bootstrap import Interval
-from guda.evaluation.ceiling import CEILING, Comparison
+from guda.evaluation.ceiling import CEILING, Comparison, Reliability
 from guda.evaluation.floor import Floor
 from guda.runs.run import library_versions
 from guda.runs.store import read_json, write_json
@@ -95,7 +95,7 @@ class PairEntry(_Model):
 
 
 class ReliabilityEntry(_Model):
-    one_seed: FiniteFloat = Field(description="mean correlation of two LOGO seeds, scores centred per query")
+    one_seed: FiniteFloat = Field(description="mean correlation of two seeds, scores centred per query")
     mean_of_seeds: FiniteFloat = Field(description="Spearman-Brown: S r / (1 + (S-1) r)")
 
 
@@ -184,13 +184,17 @@ def dataset_entry(
         figures=dict(figures or {}),
         n_groups=comparison.n_groups,
         estimand=estimand,
-        reliability=ReliabilityEntry(one_seed=r.one_seed, mean_of_seeds=r.mean_of_seeds) if r else None,
+        reliability=reliability_entry(r) if r else None,
         random=comparison.random,
         reference=comparison.reference,
         note=comparison.note,
         floor=None if floor is None else _floor_entry(floor),
         pairs=list(pairs) if pairs else None,
     )
+
+
+def reliability_entry(found: Reliability) -> ReliabilityEntry:
+    return ReliabilityEntry(one_seed=found.one_seed, mean_of_seeds=found.mean_of_seeds)
 
 
 def _floor_entry(floor: Floor) -> FloorEntry:

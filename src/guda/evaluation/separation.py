@@ -1,4 +1,4 @@
-"""Which methods are told apart at all: every pair (or each against a reference), with difference, interval and p.
+"""Which methods are told apart at all: every pair, the ceiling among them, with difference, interval and p.
 
 A pair counts as separated in a metric when its paired bootstrap interval leaves out 0 AND its permutation p, Holm-
 corrected over the table of that metric, is at most 0.05. Otherwise the words are "not separated". LOGO is the ceiling,
@@ -19,13 +19,13 @@ from guda.evaluation.ceiling import CEILING, Agreement, Comparison
 from guda.evaluation.metrics import LABELS, METRICS
 from guda.evaluation.permutation import FLIPS, holm, sign_flip_test
 from guda.evaluation.results import ALPHA, DatasetEntry, PairEntry, PairFigure
-from guda.evaluation.tables import MISSING, markdown_table, rich_table
+from guda.evaluation.tables import MISSING, NOT_SEPARATED, markdown_table, rich_table
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 TESTED = ("top1", "mrr", "spearman")
-NOT_SEPARATED = "not separated"
+ENOUGH = 40  # sign vectors per pair: the smallest p, 1 / (flips + 1), is at most 1/40 after Holm's correction
 CORRECTION = (
     "p: two-sided sign-flip permutation of per-query differences, Holm-corrected over the table of each metric; "
     f"{NOT_SEPARATED}: the 95 % interval covers 0 or p > {ALPHA:g}."
@@ -35,20 +35,18 @@ CORRECTION = (
 def separation(
     found: Comparison, metrics: Sequence[str] = TESTED, flips: int = FLIPS, seed: int = 0
 ) -> list[PairEntry]:
-    """Every pair of methods, the ceiling among them; of a comparison with a reference, every pair with it."""
+    """Every pair of methods, the ceiling among them, whatever the reference is: who reads a table compares any two
+    rows of it."""
     everyone: dict[str, Agreement] = ({CEILING: found.ceiling} if found.ceiling else {}) | found.methods
-    names = list(everyone)
-    if found.reference is not None:
-        pairs = [(name, found.reference) for name in names if name != found.reference]
-    else:
-        pairs = list(combinations(names, 2))
+    pairs = list(combinations(everyone, 2))
     if not pairs or found.samples is None:
         return []
+    flips = max(flips, ENOUGH * len(pairs) - 1)
+    values = [{name: a.per_seed[metric].mean(axis=0) for name, a in everyone.items()} for metric in metrics]
+    differences = np.stack([np.stack([v[a] - v[b] for a, b in pairs]) for v in values])
+    tested = sign_flip_test(differences, flips, seed)  # all metrics at once: they share the sign vectors
     columns = {}
-    for metric in metrics:
-        values = {name: a.per_seed[metric].mean(axis=0) for name, a in everyone.items()}
-        d = np.stack([values[a] - values[b] for a, b in pairs])
-        p = sign_flip_test(d, flips, seed)
+    for metric, d, p in zip(metrics, differences, tested, strict=True):
         m = list(METRICS).index(metric)
         figures = []
         for row, (a, b), plain, adjusted in zip(d, pairs, p, holm(p), strict=True):
@@ -86,8 +84,9 @@ def pair_rows(entry: DatasetEntry) -> tuple[tuple[str, ...], list[tuple[str, ...
 
 
 def pairs_title(name: str, entry: DatasetEntry) -> str:
-    which = f"every method against {entry.reference}" if entry.reference else "every pair of methods"
-    return f"{name}: {which}, paired over {entry.n_queries:,} queries, {len(entry.pairs or ())} comparisons"
+    n, everyone = len(entry.pairs or ()), len({m for p in entry.pairs or () for m in (p.a, p.b)})
+    which = "every pair of methods" if n == everyone * (everyone - 1) // 2 else "pairs of methods"
+    return f"{name}: {which}, paired over {entry.n_queries:,} queries, {n} comparisons"
 
 
 def pairs_markdown(name: str, entry: DatasetEntry) -> str:

@@ -17,7 +17,7 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX
 from guda.evaluation.results import Cost, DatasetEntry, Figure, MethodEntry
-from guda.evaluation.tables import MISSING, figure_text, footer, human_count, human_time, title
+from guda.evaluation.tables import MISSING, ceiling_name, figure_text, footer, human_count, human_time, title
 from guda.runs.recipe import Config
 from guda.runs.store import read_json
 
@@ -80,7 +80,7 @@ def row_name(row: SweepRow) -> str:
 def rows(sweep: SweepFile) -> Iterator[list[str]]:
     """Cells under HEADER: the ceiling, every setting, random rankings."""
     logo = sweep.oracle.methods.get(CEILING, Cost())
-    yield _cells("LOGO, one retraining (ceiling)", sweep.oracle.ceiling or {}, None, logo, None)
+    yield _cells(ceiling_name(sweep.oracle.ceiling), sweep.oracle.ceiling or {}, None, logo, None)
     for row in sweep.rows:
         if row.failed:
             yield [row_name(row), f"failed: {row.failed}", *(MISSING for _ in HEADER[2:])]

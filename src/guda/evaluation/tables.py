@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MISSING = "–"
+NOT_SEPARATED = "not separated"
+CEILING_NAME = "LOGO, one retraining (ceiling)"
+NO_CEILING = "LOGO (no ceiling: one seed)"
 COST_COLUMNS = ("fit evals/group", "fit time", "score evals/query", "score time")
 HEADER = ("method", *(LABELS[metric] for metric in SIX), *COST_COLUMNS)
 
@@ -51,6 +54,11 @@ def figure_text(figure: Figure | None) -> str:
     return MISSING if figure is None else f"{figure.mean:.2f} [{figure.lo:.2f}, {figure.hi:.2f}]"
 
 
+def ceiling_name(figures: Mapping[str, Figure] | None) -> str:
+    """Of LOGO's row: one retraining has no other to be held against, so it has a cost and no ceiling."""
+    return CEILING_NAME if figures else NO_CEILING
+
+
 def _row(name: str, metrics: Mapping[str, Figure], cost: Cost) -> tuple[str, ...]:
     return (
         name,
@@ -64,7 +72,7 @@ def _row(name: str, metrics: Mapping[str, Figure], cost: Cost) -> tuple[str, ...
 
 def rows(entry: DatasetEntry) -> list[tuple[str, ...]]:
     """Cells under HEADER. LOGO's own row is the ceiling, so it is not listed a second time."""
-    result = [_row("LOGO, one retraining (ceiling)", entry.ceiling or {}, entry.methods.get(CEILING, Cost()))]
+    result = [_row(ceiling_name(entry.ceiling), entry.ceiling or {}, entry.methods.get(CEILING, Cost()))]
     result += [_row(name, m.metrics, m) for name, m in entry.methods.items() if name != CEILING]
     expected = entry.random or (random_baseline(entry.n_groups) if entry.n_groups else {})
     cells = (f"{expected[metric]:.2f}" if metric in expected else MISSING for metric in SIX)
@@ -83,22 +91,32 @@ def title(name: str, entry: DatasetEntry) -> str:
 
 
 def told_apart(entry: DatasetEntry, metric: str = "top1") -> str:
-    """One sentence: which pairs are not separated (separation.py says by what rule); nothing where none was tested."""
-    tested = [pair for pair in entry.pairs or () if metric in pair.metrics]
-    if not tested:
+    """What is not separated from the best method and from the ceiling (separation.py says by what rule).
+
+    Says nothing of a pair that was not tested; the full list of pairs is a table of its own."""
+    tested = {frozenset((p.a, p.b)): p.metrics[metric].separated for p in entry.pairs or () if metric in p.metrics}
+    means = {m: e.metrics[metric].mean for m, e in entry.methods.items() if m != CEILING and metric in e.metrics}
+    if not tested or not means:
         return ""
-    alike: dict[str, list[str]] = {}
-    for pair in tested:
-        if not pair.metrics[metric].separated:
-            alike.setdefault(pair.a, []).append(pair.b)
-    rule = f"paired over queries, Holm-corrected over {len(tested)} pairs"
-    if not alike:
-        return f"All pairs are separated in {LABELS[metric]} ({rule})."
-    names = {CEILING: "the ceiling"}
-    text = "; ".join(
-        f"{names.get(a, a)} from {', '.join(names.get(b, b) for b in others)}" for a, others in alike.items()
-    )
-    return f"Not separated in {LABELS[metric]} ({rule}): {text}."
+    best = max(means, key=lambda m: means[m])
+    told = [
+        _alike(name, [m for m in means if m != one], {m: tested.get(frozenset((one, m))) for m in means})
+        for one, name in ((best, f"the best, {best}"), (CEILING, "the ceiling"))
+    ]
+    sentences = "; ".join(t for t in told if t)
+    rule = f"paired over queries, Holm-corrected over {len(tested)} pair{'' if len(tested) == 1 else 's'}"
+    return f"{LABELS[metric]} ({rule}): {sentences}." if sentences else ""
+
+
+def _alike(name: str, others: Sequence[str], separated: Mapping[str, bool | None]) -> str:
+    """Who among the others that were tested against `name` is not separated from it."""
+    asked = [m for m in others if separated[m] is not None]
+    if not asked:
+        return ""
+    alike = [m for m in asked if not separated[m]]
+    text = f"{NOT_SEPARATED} from {name}: {', '.join(alike) or 'none'}"
+    left = [m for m in others if separated[m] is None]
+    return text + (f" (not tested: {', '.join(left)})" if left else "")
 
 
 def footer(entry: DatasetEntry) -> str:

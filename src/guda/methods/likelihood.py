@@ -77,6 +77,13 @@ def likelihood_scores(found: ElboMethod, queries: Queries) -> dict[str, Scores]:
     return scores
 
 
+def seed_values(found: ElboMethod, queries: Queries) -> np.ndarray:
+    """Scores by every probe seed alone, mean over the method's sets: [probe seeds, Q, G]. The models are the same."""
+    log_p = {model: read_log_p(found.run, queries, model).values for model in found.models()}
+    columns = [np.mean([log_p[full] - log_p[c[g]] for full, c in found.sets()], axis=0) for g in found.groups]
+    return np.stack(columns, axis=2)
+
+
 def _combine(found: ElboMethod, queries: Queries, sets: list[Set], name: str, read) -> Scores:  # type: ignore[no-untyped-def]
     run: Run = found.run
     d = np.stack(

@@ -1,5 +1,6 @@
-"""Figures of measured numbers: fidelity against cost, scores as a heat map, ELBO against likelihood, time against
-queries. Each takes what the tables take and writes one file; units and signs are on the axes."""
+"""Figures of measured numbers: fidelity against cost, scores as a heat map, one picture's ranking, ELBO against
+likelihood, time against queries. Each takes what the tables take and writes one file; units and signs are on the
+axes."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ import numpy as np
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS
-from guda.evaluation.results import DatasetEntry, MethodEntry
-from guda.evaluation.tables import human_count
-from guda.evaluation.timing import Timing, crossing
+from guda.evaluation.results import Cost, DatasetEntry, MethodEntry
+from guda.evaluation.tables import CEILING_NAME, human_count
+from guda.evaluation.timing import Timing, crossing, one_retraining
+from guda.report.numbers import decimals
 from guda.report.style import DIVERGING, FAINT, INK, OKABE_ITO, dashes, drawing, look
+from guda.report.verdict import verdict
 from guda.scoring.scores import SIGN, Scores
 
 APART = (0.015, 0.03)  # of the axes: points closer than this in both are drawn side by side
@@ -25,9 +28,12 @@ APART = (0.015, 0.03)  # of the axes: points closer than this in both are drawn 
 # ---- fidelity against cost ----------------------------------------------------------------------------------------
 
 
-def cost_fidelity(name: str, entry: DatasetEntry, path: Path, metric: str = "top1") -> Path:
+def cost_fidelity(
+    name: str, entry: DatasetEntry, path: Path, metric: str = "top1", timings: Sequence[Timing] = ()
+) -> Path:
     """Agreement with LOGO against network evaluations: of fitting all groups (left), and of fitting and scoring all
-    queries (right). Methods that evaluate no network stand at 0. Points of about equal cost are drawn side by side."""
+    queries (right). Methods without an evaluation of the diffusion network stand at 0, whatever else they compute.
+    Points of about equal cost are drawn side by side. `timings`: LOGO's line has the cost of one of its seeds."""
     groups, queries = entry.n_groups or 1, entry.n_queries
     shown = {m: e for m, e in entry.methods.items() if m != CEILING and metric in e.metrics and e.fit_evals is not None}
     if not shown:
@@ -35,11 +41,11 @@ def cost_fidelity(name: str, entry: DatasetEntry, path: Path, metric: str = "top
     logo, looks = entry.methods.get(CEILING), {m: look(i) for i, m in enumerate(shown)}
     ceiling = (entry.ceiling or {}).get(metric)
 
-    def fit(e: MethodEntry) -> float:
+    def fit(e: Cost) -> float:
         return groups * (e.fit_evals or 0.0)
 
-    def total(e: MethodEntry, seeds: int = 1) -> float:
-        return fit(e) + queries * (e.score_evals or 0.0) / seeds
+    def total(e: Cost) -> float:
+        return fit(e) + queries * (e.score_evals or 0.0)
 
     with drawing(path, 10.4, 3.6 + 0.05 * len(shown)) as figure:
         axes = figure.subplots(1, 2, sharey=True)
@@ -49,7 +55,7 @@ def cost_fidelity(name: str, entry: DatasetEntry, path: Path, metric: str = "top
         ):
             own = None
             if logo is not None and logo.fit_evals:
-                own = fit(logo) if cost is fit else total(logo, len(entry.seeds) or 1)
+                own = cost(one_retraining(entry, timings))
             costs, width = _log_axis(axis, {m: cost(e) for m, e in shown.items()}, own)
             places = _swarm(costs, {m: e.metrics[metric].mean for m, e in shown.items()}, width)
             for m, e in shown.items():
@@ -63,7 +69,7 @@ def cost_fidelity(name: str, entry: DatasetEntry, path: Path, metric: str = "top
                 axis.axhline(ceiling.mean, color=INK, ls="--", lw=1)
                 if own:
                     axis.plot(math.log10(own), ceiling.mean, marker="*", color=INK, ms=10, ls="", zorder=4)
-            axis.set_xlabel(f"network {what}\n(forward 1, forward and backward 3)")
+            axis.set_xlabel(f"{what}\n(of the diffusion network alone; forward 1, forward and backward 3)")
             axis.grid(axis="y", color=FAINT, lw=0.4)
         axes[0].set_ylabel(f"{LABELS[metric]} agreement with LOGO (95 % intervals)")
         figure.suptitle(
@@ -77,7 +83,7 @@ def _cost_legend(figure: Any, shown: Mapping[str, MethodEntry], looks: Mapping[s
     from matplotlib.lines import Line2D
 
     order = sorted(shown, key=lambda m: -shown[m].metrics[metric].mean)
-    handles = [Line2D([], [], ls="--", marker="*", color=INK, label="LOGO, one retraining (ceiling)")] if c else []
+    handles = [Line2D([], [], ls="--", marker="*", color=INK, label=CEILING_NAME)] if c else []
     handles += [Line2D([], [], ls="", ms=5, label=m, **looks[m]) for m in order]
     figure.legend(handles=handles, loc="outside right center", title="best first", alignment="left")
 
@@ -146,6 +152,34 @@ def heatmap(scores: Scores, path: Path) -> Path:
         bar = figure.colorbar(image, ax=axis, extend="both", pad=0.02, aspect=40)
         bar.set_label(f"score ({scores.unit}; {SIGN})\ncolours end at the 99th percentile of its size")
         bar.outline.set_visible(False)
+    return path
+
+
+def ranking(scores: Scores, query: str, image: np.ndarray, path: Path, oracle: str | None = None) -> Path:
+    """One picture (uint8 [C, H, W]) and its groups as bars, best first, with 95 % intervals. Full colour: the interval
+    is clear of zero. `oracle`: the group that retraining puts first."""
+    ranked = scores[query].ranked
+    names = 0.075 * max(len(g.group) for g in ranked)
+    told = verdict(ranked, decimals(scores.score))
+    with drawing(path, 6.2 + names, max(2.2, 0.9 + 0.24 * len(ranked))) as figure:
+        left, axis = figure.subplots(1, 2, width_ratios=(1, 2.6 + 0.5 * names))
+        left.imshow(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0), interpolation="nearest",
+                    cmap="gray", vmin=0, vmax=255)  # fmt: skip
+        left.set_axis_off()
+        left.set_anchor("N")
+        left.set_title(query, fontsize=7.5, wrap=True)
+        for y, g in enumerate(ranked):
+            sure = g.lo is not None and g.hi is not None and (g.lo > 0 or g.hi < 0)
+            axis.barh(y, g.score, 0.62, color=OKABE_ITO[g.score < 0], alpha=1 if sure else 0.35, lw=0)
+            if g.lo is not None and g.hi is not None:
+                axis.plot([g.lo, g.hi], [y, y], color=INK, lw=1.1, marker="|", ms=5, zorder=3)
+        axis.axvline(0, color=INK, lw=0.7)
+        axis.set_yticks(range(len(ranked)), [f"{'◆ ' if g.group == oracle else ''}{g.group}" for g in ranked])
+        axis.tick_params(axis="y", length=0)
+        axis.set_ylim(len(ranked) - 0.4, -0.6)
+        what = "bars: score, lines: 95 % intervals" if ranked[0].lo is not None else "no intervals: no error model"
+        axis.set_xlabel(f"{scores.unit} ({scores.sign}; {what})" + ("\n◆ first by retraining" if oracle else ""))
+        axis.set_title(f"{scores.method}: {told.headline}", loc="left", wrap=True)
     return path
 
 

@@ -17,12 +17,16 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 INK, FAINT = "#222222", "#BBBBBB"
 DIVERGING = "RdBu_r"  # blue below 0, white at 0, red above
 SETTINGS: Any = {
-    "svg.hashsalt": "guda", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5,
+    "svg.hashsalt": "guda", "svg.fonttype": "path", "pdf.fonttype": 42, "font.family": "DejaVu Sans", "font.size": 8.5,
     "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
     "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "text.color": INK, "legend.frameon": False,
     "legend.fontsize": 7.5, "lines.linewidth": 1.3, "figure.dpi": 100, "savefig.dpi": 150, "path.simplify": True,
 }  # fmt: skip
-METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+METADATA: dict[str, dict[str, Any]] = {  # no dates: the same numbers give the same bytes
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "png": {"Software": None},
+}
 
 
 def look(number: int) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def dashes(number: int) -> Any:
 
 @contextmanager
 def drawing(path: Path, width: float, height: float) -> Iterator[Any]:
-    """A matplotlib Figure (inches) that is saved to `path` (.svg, .png) when the block ends well."""
+    """A matplotlib Figure (inches) that is saved to `path` (.svg, .pdf, .png) when the block ends well."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -45,7 +49,7 @@ def drawing(path: Path, width: float, height: float) -> Iterator[Any]:
         raise GudaError('figures need matplotlib; install it with: pip install "guda[figures]"') from None
     kind = path.suffix.removeprefix(".")
     if kind not in METADATA:
-        raise GudaError(f"figures are written as .svg or .png, not as {path.name}")
+        raise GudaError(f"figures are written as .svg, .pdf or .png, not as {path.name}")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's matplotlibrc says, the file is the same
         matplotlib.rcParams.update(SETTINGS)

@@ -12,7 +12,7 @@ import socket
 import time
 from pathlib import Path
 
-from guda.runs.store import TEMPORARY
+from guda.runs.writers import alive, temporary
 
 INTERVAL = 0.5  # seconds between writes
 
@@ -33,23 +33,10 @@ def tick(done: int, total: int) -> None:
         return
     _last = now
     _file.parent.mkdir(parents=True, exist_ok=True)
-    tmp = _file.with_name(f"{TEMPORARY}{os.getpid()}-{_file.name}")
+    tmp = temporary(_file)
     value = {"done": done, "total": total, "pid": os.getpid(), "host": socket.gethostname()}
     tmp.write_text(json.dumps(value))
     os.replace(tmp, _file)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True  # somebody else's
-    except OSError:
-        return False
-    try:  # in a container nobody may have collected the dead
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (OSError, IndexError):
-        return True
 
 
 def read(file: Path) -> dict[str, int] | None:
@@ -57,7 +44,7 @@ def read(file: Path) -> dict[str, int] | None:
     try:
         value = json.loads(file.read_text())
         here = value["host"] == socket.gethostname()
-        return {k: int(value[k]) for k in ("done", "total")} if not here or _alive(value["pid"]) else None
+        return {k: int(value[k]) for k in ("done", "total")} if not here or alive(value["pid"]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from guda.errors import GudaError, Mismatch
-from guda.runs.store import TEMPORARY, atomic_path, digest, write_bytes
+from guda.runs.store import atomic_path, digest, write_bytes
+from guda.runs.writers import TEMPORARY, temporary
 
 VARIABLE = "GUDA_CACHE"  # where local copies are kept; default: ~/.cache/guda
 WHOLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")  # an object is there whole or not at all
@@ -38,14 +38,28 @@ FIXED = (
 LOCKS = ("recipe.yaml", "run.json")
 
 
-def is_remote(address: str | os.PathLike[str]) -> bool:
-    return "://" in str(address)
+def whole(address: str) -> str:
+    """The address as it was given: a Path in between makes `s3:/bucket/run` of it."""
+    protocol, _, rest = address.partition(":/")
+    rest = rest.lstrip("/")
+    return f"file:///{rest}" if protocol == "file" else f"{protocol}://{rest}"
 
 
-@cache
-def mirror(url: str) -> Mirror:
+def mirror(address: str) -> Mirror:
     """The local copy of a run, one per process and address."""
-    return Mirror(url)
+    url = whole(address)
+    if url not in _MIRRORS:
+        _MIRRORS[url] = Mirror(url)
+    return _MIRRORS[url]
+
+
+def push_all() -> None:
+    """Publish what was written in the copies that this process has opened."""
+    for found in _MIRRORS.values():
+        found.push()
+
+
+_MIRRORS: dict[str, Mirror] = {}
 
 
 class Mirror:
@@ -98,7 +112,7 @@ class Mirror:
         found = self._remote()
         wanted = [
             p for p in self.local.rglob("*")
-            if p.is_file() and TEMPORARY not in p.name and not any(part.startswith(TEMPORARY) for part in p.parts)
+            if p.is_file() and not any(part.startswith(TEMPORARY) for part in p.relative_to(self.local).parts)
         ]  # fmt: skip
         pushed = 0
         for path in sorted(wanted, key=lambda p: (p.stat().st_mtime_ns, str(p))):
@@ -143,7 +157,7 @@ class Mirror:
             return
         folder, _, last = target.rpartition("/")
         self.fs.makedirs(folder, exist_ok=True)
-        tmp = f"{folder}/{TEMPORARY}{digest([last, os.getpid(), os.uname().nodename])}-{last}"
+        tmp = f"{folder}/{temporary(Path(last)).name}"
         self.fs.put_file(str(path), tmp)
         self.fs.mv(tmp, target)
 

@@ -8,14 +8,13 @@
     RUN/artifacts/      <method>-<hash of its settings>/: what `fit` made
     RUN/queries/<set>/  the pictures to attribute
     RUN/terms/          squared errors, one immutable part per (plan, shard, model, round)
-    RUN/likelihood/     log p, one immutable part per (solver, shard, model, seed)
     RUN/scores/<set>/   one parquet per method
     RUN/tune/, RUN/ablations/  what `guda tune` tried and chose; tables of `guda ablate`
     RUN/likelihood/     log p by the probability-flow ODE, one immutable part per (solver, shard, model, seed)
-    RUN/tables/, RUN/figures/  what `guda reproduce` writes; RUN/pairs.json, RUN/partition.json: pairs, noisy groups
+    RUN/tables/, RUN/figures/  what `guda reproduce` writes, pictures with what they are drawn from
+    RUN/pairs.json, RUN/partition.json  pairs of groups; a noisy partition against the clean one
     RUN/health/         what each method's counterfactuals do to training images: leakage and drift
     RUN/timings/        wall times and network evaluations, apart from files that must be identical
-    RUN/figures/        plots and pictures, and what they are drawn from
     RUN/evaluation.json, RUN/report.html
 
 Opening a run with other inputs than it was made from is an error that prints both values.
@@ -25,8 +24,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import time
 from collections.abc import Iterable
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -35,9 +32,11 @@ from typing import Any
 
 from guda.errors import GudaError, Mismatch
 from guda.runs.recipe import Recipe
-from guda.runs.store import TEMPORARY, digest, digest_file, read_json, write_json, write_text
+from guda.runs.store import digest, digest_file, read_json, write_json, write_text
+from guda.runs.writers import DAY, sweep
 
 FORMAT = 1
+_REMOTE = re.compile(r"[a-z][a-z0-9+.-]+:/")  # s3://bucket/run; a Path makes one slash of the two
 # names of query sets that are the run's own (methods/reference.py)
 REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?")
 
@@ -74,32 +73,57 @@ def _with_defaults(locked: dict[str, Any]) -> dict[str, Any]:
         return locked
 
 
+def here(address: str | Path) -> Path:
+    """The folder itself; of a run in a bucket its local copy, brought up to date (runs/remote.py)."""
+    if not _REMOTE.match(str(address)):
+        return Path(address)
+    from guda.runs.remote import mirror
+
+    found = mirror(str(address))
+    found.pull()
+    return found.local
+
+
 class Run:
-    def __init__(self, root: Path, info: dict[str, Any]) -> None:
+    def __init__(self, root: Path, info: dict[str, Any], address: str | None = None) -> None:
         self.root, self.info = root, info
+        self.address = address or str(root)  # what a worker elsewhere opens it by
 
     @staticmethod
     def exists(root: str | Path) -> bool:
-        return (Path(root) / "run.json").is_file()
+        return (here(root) / "run.json").is_file()
+
+    def refresh(self) -> None:
+        """Fetch what others have published meanwhile; a folder on a disk needs no such thing."""
+        here(self.address)
+
+    def publish(self) -> None:
+        """Let others have what was written here; a folder on a disk needs no such thing."""
+        if _REMOTE.match(self.address):
+            from guda.runs.remote import mirror
+
+            mirror(self.address).push()
 
     @classmethod
     def create(cls, root: str | Path, recipe: Recipe, lock: dict[str, Any]) -> Run:
         """A new run, or the same one again. `lock`: digests of data and model. Everything else must be there already
         except run.json, which is written last: a folder without it is not a run."""
-        root = Path(root)
+        address, root = str(root), here(root)
         info = {"format": FORMAT, "locked": recipe.locked(), **lock, "versions": library_versions()}
         write_text(root / "recipe.yaml", recipe.to_yaml())
         write_json(root / "run.json", info)
-        return cls(root, info)
+        run = cls(root, info, address)
+        run.publish()
+        return run
 
     @classmethod
     def open(cls, root: str | Path) -> Run:
-        root = Path(root)
+        address, root = str(root), here(root)
         if not root.is_dir():
-            raise GudaError(f"run {str(root)!r} does not exist; make it with: guda init {root} --data ...")
-        if not cls.exists(root):
+            raise GudaError(f"run {address!r} does not exist; make it with: guda init {address} --data ...")
+        if not (root / "run.json").is_file():
             raise GudaError(
-                f"{str(root)!r} is not a run folder (no run.json); make one with: guda init {root} --data ..."
+                f"{address!r} is not a run folder (no run.json); make one with: guda init {address} --data ..."
             )
         try:
             info = read_json(root / "run.json")
@@ -111,7 +135,7 @@ class Run:
             raise Mismatch(
                 f"{root}: format of the run", info.get("format"), FORMAT, "use the guda version that made it"
             )
-        run = cls(root, info)
+        run = cls(root, info, address)
         run.check(run.recipe)
         return run
 
@@ -193,15 +217,9 @@ class Run:
         found = (p.parent.name for p in self.path("queries").glob("[!.]*/index.json"))
         return sorted(name for name in found if not REFERENCE.fullmatch(name))
 
-    def sweep(self, older_than: float = 86400.0) -> None:
-        """Remove what killed processes left under temporary names; a day old, so that nobody is still writing it."""
-        for stray in self.root.rglob(f"{TEMPORARY}*"):
-            if time.time() - stray.stat().st_mtime < older_than:
-                continue
-            if stray.is_dir():
-                shutil.rmtree(stray, ignore_errors=True)
-            else:
-                stray.unlink(missing_ok=True)
+    def sweep(self, older_than: float = DAY) -> None:
+        """Remove what killed processes left under temporary names; elsewhere: so many seconds ago."""
+        sweep(self.root, older_than)
 
 
 def writable(root: Path) -> None:

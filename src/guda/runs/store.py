@@ -3,6 +3,9 @@
 Everything a run keeps goes through here: written under a temporary name in the same folder, flushed to disk,
 renamed. A reader therefore never meets a half-written artifact, two writers of the same artifact do not clash
 (the last rename wins and both wrote the same bytes), and kill -9 leaves at most a stray temporary file.
+
+Publishing is idempotent, so nobody holds a lease: two drivers of one run, or a task that a cluster runs twice because
+it lost sight of a node, at worst do the same work twice. A temporary name says who is writing (runs/writers.py).
 """
 
 from __future__ import annotations
@@ -11,13 +14,13 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guda.errors import GudaError
+from guda.runs.writers import temporary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 HEADER = "guda"  # the entry of a safetensors header that holds ours, as JSON
-TEMPORARY = ".tmp-"  # prefix of names that were never published; `Run.sweep` may remove them
 
 
 def canonical(value: Any) -> str:
@@ -66,7 +68,7 @@ def _sync(path: Path) -> None:
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary sibling of `path`; on success it is synced and renamed to `path`, on error it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.parent / f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}"
+    tmp = temporary(path)
     try:
         yield tmp
         _sync(tmp)
@@ -79,7 +81,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """The same for a folder. If somebody else published `path` meanwhile, theirs stays (contents are equal)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.parent / f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}"
+    tmp = temporary(path)
     tmp.mkdir()
     try:
         yield tmp

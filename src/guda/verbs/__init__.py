@@ -25,7 +25,17 @@ from guda.verbs.score import (
 )
 from guda.verbs.space import parse_space, read_space
 from guda.verbs.tune import tune
-from guda.verbs.work import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, sample, train
+from guda.verbs.work import (
+    Engine,
+    check_fitted,
+    fit,
+    fit_tasks,
+    fitted_methods,
+    local_engine,
+    ray_engine,
+    sample,
+    train,
+)
 
 __all__ = [
     "Budget",
@@ -64,6 +74,7 @@ __all__ = [
     "prompts_build",
     "prompts_show",
     "query_count",
+    "ray_engine",
     "read_ablation",
     "read_reproduction",
     "read_space",

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from guda.diffusion.models import load_data
 from guda.evaluation import paper_table
 from guda.evaluation.ceiling import CEILING
-from guda.evaluation.likelihood import read_likelihood
+from guda.evaluation.likelihood import read_likelihood, reliability_sentence
 from guda.evaluation.paper_tables import (
     anchors_table,
     correlation_table,
@@ -25,16 +24,15 @@ from guda.evaluation.partition import PartitionFile
 from guda.evaluation.results import DatasetEntry, read_entry
 from guda.evaluation.sweep import read_sweep
 from guda.evaluation.timing import timings
-from guda.methods.base import get_method
-from guda.methods.elbo import ElboMethod
+from guda.runs.recipe import Recipe
 from guda.runs.run import Run
 from guda.runs.store import read_json
-from guda.scoring.scores import Scores
 from guda.verbs.likelihood import VARIANT
 from guda.verbs.queries import choose_queries
 from guda.verbs.score import scores_path
 from guda.verbs.work import Engine
 
+SIZES = {"cifar10": (None, 32), "unlearncanvas": (512,)}  # data.size of the paper's own pictures
 ANCHORS = ("anchors-weighted", "anchors-uniform", "anchors-removed")
 
 
@@ -42,7 +40,7 @@ def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Pat
     """RUN/tables/<table>.{md,csv,tex}. `published`: which of the paper's data sets stands beside."""
     queries = choose_queries(run)
     entry, name = read_entry(run.path("scores", queries, "evaluation.json")), run.recipe.name
-    same = _whole(run) == published
+    same = whole_data(run.recipe) == published
     beside = (f"main.{published}",)
     costs = timings(run, queries, list(entry.methods))
     tables = [
@@ -50,7 +48,7 @@ def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Pat
         timing_table(name, costs, beside=beside, same_data=same),
     ]
     if any(m in entry.methods for m in ANCHORS):
-        tables.append(anchors_table(name, entry, same))
+        tables.append(anchors_table(name, entry, same, costs))
     for path in sorted(run.path("ablations").glob("*.json")):
         tables += sweep_tables(name, read_sweep(path), same)
     tables += _likelihood(run, name, entry, queries, same)
@@ -61,11 +59,13 @@ def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Pat
     return paper_table.write_tables(run.path("tables"), tables)
 
 
-def _whole(run: Run) -> str | None:
-    """The data set that the run is about, None where it is a part of it or smaller pictures."""
-    data = run.recipe.data
-    cut = (data.size, data.groups, data.limit_per_group, data.limit_contents, data.partition)
-    return data.source.partition(":")[0] if all(c is None for c in cut) else None
+def whole_data(recipe: Recipe) -> str | None:
+    """The published data set that a recipe is about; None where it takes a part of it or pictures of another size."""
+    data = recipe.data
+    name = data.source.partition(":")[0]
+    cut = (data.groups, data.limit_per_group, data.limit_contents, data.partition)
+    whole = data.size in SIZES.get(name, ()) and data.split != "test" and all(c is None for c in cut)
+    return name if whole else None
 
 
 def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bool) -> Sequence[paper_table.PaperTable]:
@@ -75,7 +75,8 @@ def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bo
     found = read_likelihood(path)
     tables = []
     if logo := found.correlations.get(CEILING):
-        tables.append(correlation_table(name, logo, found.n_queries, entry.n_groups or 0, found.estimand, same))
+        note = f"{found.estimand}. {reliability_sentence(found)}"
+        tables.append(correlation_table(name, logo, found.n_queries, entry.n_groups or 0, note, same))
     if found.oracles:
         tables.append(oracles_table(name, found.oracles["elbo"], found.oracles["likelihood"], same))
     return tables
@@ -84,36 +85,17 @@ def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bo
 def write_figures(run: Run, engine: Engine) -> list[Path]:
     """RUN/figures/: cost against fidelity, scores as a heat map, times, both oracles, training images, the same noise
     through every model."""
-    from guda.report import figures
-    from guda.report.pictures import exemplars
-    from guda.report.same_noise import same_noise, same_noise_tasks
+    from guda.report.catalogue import figure, with_models
 
-    queries, name = choose_queries(run), run.recipe.name
+    queries = choose_queries(run)
     entry = read_entry(run.path("scores", queries, "evaluation.json"))
-    folder = run.path("figures")
-    shown = [CEILING, *_drawn(run, entry)]
-    engine(run, [task for m in shown for task in same_noise_tasks(run, m)], "draw pictures from the same noise")
-    best = max((m for m in entry.methods if m != CEILING), key=lambda m: entry.methods[m].metrics["top1"].mean)
-    written = [
-        figures.cost_fidelity(name, entry, folder / "cost-fidelity.svg"),
-        figures.timing(name, timings(run, queries, list(entry.methods)), folder / "timing.svg"),
-        *(figures.heatmap(Scores.read(scores_path(run, queries, m)), folder / f"scores-{m}.svg")
-          for m in dict.fromkeys([CEILING, best])),
-        exemplars(load_data(run), folder / "exemplars.png"),
-        *(same_noise(run, m) for m in shown),
+    others = [m for m in entry.methods if m != CEILING]
+    best = sorted(others, key=lambda m: -entry.methods[m].metrics["top1"].mean)[:1]  # none of LOGO alone
+    asked: list[tuple[str, str | None]] = [
+        *([("cost-fidelity", None)] if others else []), ("timing", None), ("exemplars", None),
+        *(("heat-map", m) for m in [CEILING, *best]),
+        *(("same-noise", m) for m in [CEILING, *with_models(run, others)[:1]]),
     ]  # fmt: skip
-    log_p = scores_path(run, queries, CEILING, VARIANT)
-    if log_p.is_file():
-        one, two = Scores.read(scores_path(run, queries, CEILING)), Scores.read(log_p)
-        same = [one.queries.index(q) for q in two.queries]
-        found = read_likelihood(log_p.with_name("evaluation.json")).correlations.get(CEILING, {})
-        told = {k: f.mean for k, f in found.items()}
-        path = folder / "elbo-likelihood.svg"
-        written.append(figures.elbo_vs_likelihood(name, one.score[same], two.score, path, told))
-    return written
-
-
-def _drawn(run: Run, entry: DatasetEntry) -> list[str]:
-    """The unlearned method whose counterfactuals are drawn: the first that has models of its own."""
-    every = (get_method(run, m) for m in entry.methods if m != CEILING)
-    return [m.method_id for m in every if isinstance(m, ElboMethod) and len(m.parts()) == 1 and m.ranks_groups][:1]
+    if scores_path(run, queries, CEILING, VARIANT).is_file():
+        asked.append(("likelihood", CEILING))
+    return [figure(run, name, engine, method=method) for name, method in asked]

@@ -11,9 +11,11 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.engine.tasks import Task
 from guda.errors import GudaError
-from guda.evaluation.ceiling import CEILING, compare
+from guda.evaluation.ceiling import CEILING, compare, reliability
+from guda.evaluation.floor import query_noise_floor
 from guda.evaluation.likelihood import LikelihoodFile, correlation_figures, likelihood_markdown
-from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
+from guda.evaluation.results import Cost, DatasetEntry, dataset_entry, reliability_entry
+from guda.evaluation.separation import separation
 from guda.methods.base import Method, get_method
 from guda.methods.elbo import ElboMethod
 from guda.methods.likelihood import (
@@ -22,6 +24,7 @@ from guda.methods.likelihood import (
     likelihood_evals,
     likelihood_scores,
     method_tasks,
+    seed_values,
     solved,
 )
 from guda.methods.logo import Logo
@@ -108,10 +111,16 @@ def evaluate_likelihood(run: Run, name: str) -> LikelihoodFile:
         scores.write(likelihood_path(run, name, f"{key}.parquet"))
     values = {m: s.score[: some.n] for m, s in elbo.items()}  # queries are in id order
     names = [m.method_id for m in methods if m.method_id in log_p]
+    by_seed = {}  # [probe seeds, Q, G]: one alone says nothing of its noise
+    if run.recipe.likelihood.seeds > 1:
+        by_seed = {m.method_id: seed_values(m, some) for m in methods if m.method_id in names}  # type: ignore[arg-type]
     file = LikelihoodFile(
         queries=name, n_queries=some.n, settings=run.recipe.likelihood.model_dump(mode="json"), estimand=estimand(run),
         correlations={m: correlation_figures(values[m], log_p[m].score, config.resamples, config.seed) for m in names},
-        oracles=_oracles(run, some, methods, values, {m: s.score for m, s in log_p.items()}, elbo),
+        oracles=_oracles(
+            run, queries, some.n, methods, values, {m: s.score for m, s in log_p.items()}, elbo, by_seed.get(CEILING)
+        ),
+        reliability={m: reliability_entry(reliability(v)) for m, v in by_seed.items()},
         note=_note(elbo, names),
     )  # fmt: skip
     write_json(likelihood_path(run, name, "evaluation.json"), file.model_dump(mode="json"))
@@ -126,11 +135,11 @@ def _note(elbo: dict[str, Scores], names: list[str]) -> str:
 
 
 def _oracles(
-    run: Run, queries: Queries, methods: list[Method], elbo: dict[str, np.ndarray], log_p: dict[str, np.ndarray],
-    scores: dict[str, Scores],
+    run: Run, queries: Queries, n: int, methods: list[Method], elbo: dict[str, np.ndarray],
+    log_p: dict[str, np.ndarray], scores: dict[str, Scores], by_seed: np.ndarray | None,
 ) -> dict[str, DatasetEntry]:  # fmt: skip
-    """Both comparisons, where LOGO has both kinds of scores. Methods keep their scores; those with log p have a second
-    row by it."""
+    """Both comparisons on the first n queries, where LOGO has both kinds of scores. Methods keep their scores; those
+    with log p have a second row by it. Of delta log p every probe seed is a round of noise (`by_seed`)."""
     config = run.recipe.evaluation
     if CEILING not in log_p or config.against != CEILING:
         return {}
@@ -144,11 +153,18 @@ def _oracles(
     costs |= {m.method_id + BY_LOG_P: _log_p_cost(run, queries.name, m) for m in others if m.method_id in log_p}  # type: ignore[arg-type]
     own = {"elbo": _cost(run, queries.name, oracle), "likelihood": _log_p_cost(run, queries.name, oracle)}
     reference = config.reference if config.reference in rows else None
+    rounds = {"elbo": None, "likelihood": by_seed}
+    if run.recipe.scoring.rounds > 1:
+        rounds["elbo"] = oracle.round_values(queries)[:, :n]
     found = {}
     for kind, (values, what) in golds.items():
         gold = np.stack([values[f"logo-s{s}"] for s in seeds])
         compared = compare(gold, rows, reference=reference, n=config.resamples, seed=config.seed)
-        found[kind] = dataset_entry(compared, seeds, what, costs | {CEILING: own[kind]})
+        noise = rounds[kind]
+        found[kind] = dataset_entry(
+            compared, seeds, what, costs | {CEILING: own[kind]}, pairs=separation(compared, seed=config.seed),
+            floor=None if noise is None else query_noise_floor(noise, config.resamples, config.seed),
+        )  # fmt: skip
     return found
 
 

@@ -24,27 +24,37 @@ from guda.verbs.work import Engine, ready
 
 
 def parse_pairs(run: Run, texts: Sequence[str]) -> list[Pair]:
-    """`a,b` each; a comma may be part of a name. Only groups that are scored have singles to compare with."""
-    groups, asked = load_data(run).groups, asked_groups(run)
+    """`a,b` each; a comma may be part of a name."""
+    names = set(load_data(run).groups.names)
     found: list[Pair] = []
     for text in texts:
         cuts = [(text[:i].strip(), text[i + 1 :].strip()) for i, c in enumerate(text) if c == ","]
         if not cuts:
             raise GudaError(f"--pair {text!r}: write two groups with a comma between them")
-        known = [cut for cut in cuts if set(cut) <= set(groups.names)]
-        pair = in_order(groups, (known or cuts)[0])
-        if missing := [g for g in pair if g not in asked]:
-            raise GudaError(f"--pair {text!r}: {missing[0]!r} is not among the recipe's scoring.groups; add it there")
-        found.append(pair)
+        found.append(next((cut for cut in cuts if set(cut) <= names), cuts[0]))
+    return checked_pairs(run, found)
+
+
+def checked_pairs(run: Run, asked: Sequence[Sequence[str]]) -> list[Pair]:
+    """Each in the data's order and once: files are named so. Only groups that are scored have singles to compare
+    with."""
+    groups, scored = load_data(run).groups, asked_groups(run)
+    found = [in_order(groups, pair) for pair in asked]
+    for pair in found:
+        if missing := [g for g in pair if g not in scored]:
+            raise GudaError(
+                f"pair {','.join(pair)}: {missing[0]!r} is not among the recipe's scoring.groups; add it there"
+            )
     return list(dict.fromkeys(found))
 
 
 def pairs(run: Run, name: str, asked: Sequence[Pair], methods: Sequence[str] | None, engine: Engine) -> PairsFile:
-    """Fit, score and compare the pairs; RUN/pairs.json and pairs.md hold those asked for in this call.
+    """Fit, score and compare the pairs, in either order; RUN/pairs.json and pairs.md hold those asked for in this call.
 
     `methods`: beside LOGO, which comes first where the recipe can train; default: the scored operators."""
     if not asked:
         raise GudaError("give at least one pair of groups, e.g. --pair cat,dog")
+    asked = checked_pairs(run, asked)
     queries = load_queries(run, name)
     oracle = run_oracle(run) if run.recipe.training is not None else None
     if methods is None:

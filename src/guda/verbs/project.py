@@ -14,7 +14,7 @@ from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
 from guda.runs import progress
 from guda.runs.recipe import Recipe, parse_config
-from guda.runs.run import Run, writable
+from guda.runs.run import Run, here, writable
 from guda.scoring.plan import make_plan, prior_density
 from guda.scoring.terms import load_queries
 from guda.verbs.score import scored_methods
@@ -25,7 +25,7 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
     """Make a run folder, or reopen the same one. Checks everything first: on an error nothing is written.
 
     On an existing run the recipe's editable sections replace the run's, unless `keep_edits`."""
-    root, recipe = Path(root), _absolute(recipe)
+    address, root, recipe = root, here(root), _absolute(recipe)
     for name in recipe.methods:
         if name not in known_methods():
             raise GudaError(f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(known_methods()))}")
@@ -36,7 +36,7 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
     if root.exists() and not root.is_dir():
         raise GudaError(f"{root} is a file; choose another name for the run folder")
     if Run.exists(root):
-        Run.open(root).check(recipe)  # the cheap refusal first
+        Run.open(address).check(recipe)  # the cheap refusal first
     elif root.exists() and any(p.name not in ("data", "recipe.yaml") and p.name[0] != "." for p in root.iterdir()):
         raise GudaError(f"{root} exists and is not a run folder; choose another name")
     writable(root)
@@ -53,13 +53,13 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
         lock |= {} if model.frozen is None else {"frozen": model.frozen.digest()}
     make_plan(schedule, recipe.scoring, prior_density(schedule))
     if Run.exists(root):
-        run = Run.open(root)
+        run = Run.open(address)
         run.check_lock(lock)
         if not keep_edits:
             run.update(recipe)
         return run
     data.save(root / "data")
-    return Run.create(root, recipe, lock)
+    return Run.create(address, recipe, lock)
 
 
 def _absolute(recipe: Recipe) -> Recipe:

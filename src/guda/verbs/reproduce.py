@@ -19,6 +19,8 @@ from pydantic import Field
 
 from guda.errors import GudaError
 from guda.evaluation.results import DatasetEntry
+from guda.methods.base import get_method
+from guda.methods.pairs import pairs_of
 from guda.runs.recipe import (
     Config,
     LikelihoodConfig,
@@ -33,7 +35,7 @@ from guda.verbs.ablate import ablate, read_ablation
 from guda.verbs.evaluate import pipeline
 from guda.verbs.lab import write_figures, write_tables
 from guda.verbs.likelihood import likelihood
-from guda.verbs.pairs import pairs
+from guda.verbs.pairs import checked_pairs, pairs
 from guda.verbs.partition import partition
 from guda.verbs.project import init
 from guda.verbs.prompts import prompts_build
@@ -110,6 +112,7 @@ def reproduce(
         say(f"{wanted.before}: the pretrained start")
         start = train(init(root.parent / wanted.before, builtin_recipe(wanted.before)), engine)
         recipe = _changed(recipe, "model", start=start)
+    _check_pairs(init(root, recipe), wanted)
     say(f"{recipe.name}: train, retrain, fit, score")
     run, entry = _carried_out(root, recipe, engine)
     noisy: Run | None = None
@@ -131,6 +134,13 @@ def reproduce(
     say(f"{recipe.name}: tables and figures")
     tables = write_tables(run, wanted.published, noisy)
     return Reproduced(run, entry, tuple(tables), tuple(write_figures(run, engine)))
+
+
+def _check_pairs(run: Run, wanted: Reproduction) -> None:
+    """A mistake in the file is told before hours of training, not after them."""
+    asked = checked_pairs(run, wanted.pairs)
+    for method in wanted.pairs_by if asked else ():
+        pairs_of(get_method(run, method), asked)
 
 
 def noisy_root(root: Path) -> Path:

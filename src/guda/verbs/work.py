@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from guda.data.prompts import load_prompts
 from guda.diffusion.models import full_name, full_tasks, need_training, prompt_files
 from guda.diffusion.queries import collect_samples, sample_tasks
-from guda.engine.local import Watcher, Workers, run_tasks
+from guda.engine import team
+from guda.engine.local import Workers, run_tasks
+from guda.engine.pool import Watcher
+from guda.engine.ray import RayOptions, RayWorkers, import_ray, run_on_ray
 from guda.engine.tasks import Task, pending
 from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
@@ -23,6 +26,19 @@ def local_engine(workers: int | None = None, watch: Callable[[str], Watcher] | N
 
     def engine(run: Run, tasks: list[Task], title: str) -> int:
         return run_tasks(run, tasks, pool, watch(title) if watch and pending(run, tasks) else None)
+
+    return engine
+
+
+def ray_engine(options: RayOptions, watch: Callable[[str], Watcher] | None = None) -> Engine:
+    """The same tasks on a Ray cluster; needs the extra `ray`."""
+    if team.size() > 1:
+        raise GudaError("--engine ray starts its own processes; run guda by itself, not under accelerate launch")
+    import_ray()  # says at once what to install
+    pool = RayWorkers(options)
+
+    def engine(run: Run, tasks: list[Task], title: str) -> int:
+        return run_on_ray(run, tasks, pool, watch(title) if watch and pending(run, tasks) else None)
 
     return engine
 

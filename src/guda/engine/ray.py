@@ -1,0 +1,266 @@
+"""Tasks on a Ray cluster: the same pure functions of the run folder, on every node that mounts it.
+
+Ray places tasks by the resources they declare and runs one again when its worker or node is lost; what was published
+before the loss is found and not done again. Errors of the user are not retried. Nothing travels through Ray but the
+task's name and arguments: models, pictures and scores go through the run folder.
+
+A worker gets one thread for each CPU of its task, so with the default of one the files are byte-identical to the local
+engine's. Where a task has two GPUs or more, a training (`task.shared`) runs in one process for each of them through
+accelerate (engine/together.py); that equals a training on one device up to rounding.
+
+Without an address a cluster of this machine is started and ends with the driver, however that ends. On a cluster that
+was there before, Ray ends the tasks of a driver that is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import socket
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from guda.engine.local import default_workers
+from guda.engine.pool import Watcher, run_in
+from guda.engine.tasks import Task, execute
+from guda.engine.together import execute_together
+from guda.errors import GudaError
+from guda.runs.run import Run, library_versions
+
+RETRIES = 10  # of a task whose worker or node died; a task that needs more memory than there is dies every time
+REFRESH = 5.0  # seconds between looks at how large the cluster is
+JOINING = 30.0  # seconds that the nodes of a cluster may take to appear
+PATIENCE = 90.0  # seconds until what one node wrote is seen by another: network file systems remember what was missing
+FORWARDED = ("GUDA_DEVICE", "HF_HUB_OFFLINE")  # settings of the driver that decide what a task computes
+NOISE = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "300",  # a busy machine takes long to start it
+    "RAY_worker_register_timeout_seconds": "300",
+}
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Where tasks run and what each may take."""
+
+    address: str | None = None  # HOST:PORT or auto; None: $RAY_ADDRESS, else a cluster of this machine alone
+    workers: int | None = None  # tasks at the same time; None: as many as fit
+    cpus: float = 1.0  # of each task
+    gpus: float | None = None  # of each task, also a fraction; None: one where the cluster has any
+    memory: float | None = None  # of each task, GB
+
+    def __post_init__(self) -> None:
+        if self.gpus is not None and self.gpus > 1 and self.gpus != int(self.gpus):
+            raise GudaError(f"--num-gpus-per-task {self.gpus:g} is neither a share of one GPU nor a whole number")
+        if (self.address or "").startswith("ray://"):
+            raise GudaError(
+                f"{self.address} is a Ray client's address; start guda on a node of the cluster and give HOST:PORT"
+            )
+
+
+def import_ray() -> Any:
+    """Quiet, and asking nobody."""
+    for name, value in NOISE.items():
+        os.environ.setdefault(name, value)
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        raise GudaError('--engine ray needs Ray; install it with: pip install "guda[ray]"') from None
+
+
+class RayWorkers:
+    """Ray's workers as a pool. Stays connected between calls, because a race has many rounds."""
+
+    def __init__(self, options: RayOptions) -> None:
+        self.options = options
+        self._ray: Any = None
+        self._function: Any = None
+        self._refs: dict[Future[float], Any] = {}
+        self._slots, self._asked = 0, float("-inf")
+
+    def connect(self) -> None:
+        if self._ray is not None:
+            return
+        ray = import_ray()
+        if not ray.is_initialized():
+            _init(ray, self.options)
+        self._ray = ray
+        gpus = self.options.gpus
+        if gpus is None:
+            gpus = 1.0 if ray.cluster_resources().get("GPU", 0) and os.environ.get("GUDA_DEVICE") != "cpu" else 0.0
+        memory = self.options.memory
+        asked = {"num_cpus": self.options.cpus, "num_gpus": gpus}
+        asked |= {} if memory is None else {"memory": int(memory * 1e9)}
+        self._wanted = {"CPU": self.options.cpus, "GPU": gpus, "memory": (memory or 0.0) * 1e9}
+        deadline = time.monotonic() + JOINING
+        while self._fitting() == 0:
+            if time.monotonic() > deadline:
+                raise GudaError(
+                    f"no node of the Ray cluster has {_words(self._wanted)} for a task; "
+                    "ask for less, or add such a node"
+                )
+            time.sleep(0.5)
+        # the default number of retries also counts for errors of Ray itself, never for exceptions of the task
+        options = {"max_retries": RETRIES, "retry_exceptions": False, "name": "guda"}
+        self._function = ray.remote(run_here).options(**asked, **options)
+        self._told = {
+            "threads": max(1, int(self.options.cpus)),
+            "processes": int(gpus) if gpus >= 2 else 1,
+            "versions": _versions(),
+            "cwd": os.getcwd(),
+            "environ": {k: os.environ[k] for k in FORWARDED if k in os.environ},
+        }
+
+    @property
+    def n(self) -> int:
+        """A few more than fit: no worker waits for the driver, and a cluster that can grow sees why it should."""
+        self.connect()
+        now = time.monotonic()
+        if now - self._asked > REFRESH:
+            self._slots, self._asked = self._fitting(), now
+        most = self._slots + max(1, self._slots // 4)
+        return max(1, most if self.options.workers is None else min(most, self.options.workers))
+
+    def _fitting(self) -> int:
+        """Tasks that fit on the nodes there are."""
+        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        wanted = {k: v for k, v in self._wanted.items() if v > 0}
+        return sum(int(min(have.get(k, 0.0) / v + 1e-9 for k, v in wanted.items())) for have in alive)
+
+    def submit(self, root: str, task: Task) -> Future[float]:
+        self.connect()
+        ref = self._function.remote(root if ":/" in root else os.path.abspath(root), task, self._told)
+        future: Future[float] = ref.future()
+        self._refs[future] = ref
+        return future
+
+    def collect(self, run: Run, task: Task, future: Future[float]) -> None:
+        self._refs.pop(future, None)
+        errors = self._ray.exceptions
+        try:
+            future.result()
+        except errors.RayTaskError as e:
+            if isinstance(e.cause, GudaError):
+                raise e.cause from None
+            raise
+        except errors.RayError as e:
+            said = next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
+            raise GudaError(
+                f"Ray gave up on {task.name!r} after {RETRIES} retries ({said[:200]}); "
+                "nothing finished is lost: run the same command again"
+            ) from None
+        run.path(task.heartbeat).unlink(missing_ok=True)  # of a worker that died after it had published
+        run.refresh()
+        if missing := _unseen(run, task.makes):
+            raise GudaError(
+                f"{task.name!r} ended on another node, but {run.path(missing)} is not here; "
+                "every node must mount the same run folder"
+            )
+
+    def close(self) -> None:
+        for ref in self._refs.values():
+            try:
+                self._ray.cancel(ref, force=True)
+            except Exception:  # it ended meanwhile, or the cluster is gone
+                continue
+        self._refs.clear()
+
+
+def run_on_ray(run: Run, tasks: list[Task], options: RayOptions | RayWorkers, watch: Watcher | None = None) -> int:
+    """Run what is not done yet; returns how many tasks that were. The first failure stops the rest."""
+    return run_in(options if isinstance(options, RayWorkers) else RayWorkers(options), run, tasks, watch)
+
+
+def _init(ray: Any, options: RayOptions) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = options.address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        cpus = max(default_workers(), math.ceil(options.cpus)) if options.workers is None else math.ceil(
+            options.workers * options.cpus
+        )  # fmt: skip
+        # the smallest store that Ray takes: nothing but numbers goes through it
+        quiet |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 80 * 1024**2}
+    try:
+        ray.init(address=address, **quiet)
+    except ConnectionError:
+        raise GudaError(
+            f"no Ray cluster answers at {address!r}; start one with: ray start --head, or leave --address"
+        ) from None
+    except Exception as e:
+        said = " ".join(str(e).split())[:200]
+        raise GudaError(f"Ray did not start ({type(e).__name__}: {said}); look into /tmp/ray/session_latest") from None
+
+
+def _words(wanted: dict[str, float]) -> str:
+    cpus, gpus, memory = wanted["CPU"], wanted["GPU"], wanted["memory"] / 1e9
+    parts = [f"{cpus:g} CPUs", *([f"{gpus:g} GPUs"] if gpus else []), *([f"{memory:g} GB"] if memory else [])]
+    return " and ".join(parts)
+
+
+# ---- on a worker -----------------------------------------------------------------------------------------------------
+
+
+def run_here(root: str, task: Task, told: dict[str, Any]) -> float:
+    """One task in a worker of the cluster; returns its seconds, 0 where it was done already."""
+    _prepare(told["threads"], tuple(told["environ"].items()))
+    if (found := _versions()) != told["versions"]:
+        raise GudaError(
+            f"node {socket.gethostname()} has {_pairs(found)}, the driver {_pairs(told['versions'])}; install the same"
+        )
+    if Path(told["cwd"]).is_dir():
+        os.chdir(told["cwd"])  # relative paths mean what they mean to the driver
+    if not Run.exists(root):
+        raise GudaError(f"{root} is not on node {socket.gethostname()}; every node must mount the same run folder")
+    run = Run.open(root)
+    if task.done(run):
+        return 0.0  # by a worker that died, or was lost sight of, after it had published
+    if missing := _unseen(run, task.needs):
+        raise GudaError(f"{run.path(missing)} is not on node {socket.gethostname()}; is the run folder shared?")
+    try:
+        if task.shared and told["processes"] > 1:
+            return execute_together(root, task, told["processes"])
+        return execute(root, task)
+    except Exception:
+        if task.done(run):  # two were at it, and the other one tidied up under this one's feet
+            return 0.0
+        raise
+
+
+@cache
+def _prepare(threads: int, environ: tuple[tuple[str, str], ...]) -> Any:
+    """Once in a process, before torch is imported."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    os.environ.update(dict.fromkeys(names, str(threads)) | dict(environ))
+    import torch
+
+    torch.set_num_threads(threads)
+    return importlib.import_module("threadpoolctl").threadpool_limits(threads)  # of what Ray imported before us
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """What decides the bits, whatever device it is built for."""
+    return {name: found.partition("+")[0] for name, found in library_versions().items()}
+
+
+def _pairs(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {found}" for name, found in versions.items())
+
+
+def _unseen(run: Run, files: tuple[str, ...]) -> str | None:
+    """The first file that does not appear; the wait is for network file systems."""
+    deadline = time.monotonic() + PATIENCE
+    for file in files:
+        while not run.has(file):
+            if time.monotonic() > deadline:
+                return file
+            folder = run.path(file).parent
+            os.listdir(folder if folder.is_dir() else run.root)  # reading a folder makes NFS look again
+            time.sleep(0.1)
+    return None

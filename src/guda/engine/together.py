@@ -1,0 +1,86 @@
+"""Together: several processes of this machine do one training, on one GPU each, for a task that was given several GPUs.
+
+What `accelerate launch` does for a whole command is done here for a task: the processes are told who they are by the
+environment (engine/team.py) and meet through accelerate. They end with the process that started them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+
+from guda.engine import team
+from guda.engine.tasks import Task
+from guda.errors import GudaError
+
+
+def execute_together(root: str, task: Task, processes: int) -> float:
+    """Run one shared task in `processes` processes; returns the seconds."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "guda.engine.together", root, json.dumps(asdict(task)), str(os.getpid())]
+    started = time.monotonic()
+    crew = [
+        subprocess.Popen(
+            command, env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(processes)
+    ]  # fmt: skip
+    said = [""] * processes
+
+    def listen(rank: int) -> None:
+        said[rank] = crew[rank].communicate()[1]
+
+    listeners = [threading.Thread(target=listen, args=(rank,), daemon=True) for rank in range(processes)]
+    for listener in listeners:
+        listener.start()
+    try:
+        while any(p.poll() is None for p in crew) and not any(p.poll() for p in crew):
+            time.sleep(0.1)
+    finally:
+        if any(p.poll() for p in crew):
+            time.sleep(team.MEETING / 10)  # those who meet the same mistake leave by themselves
+        for process in crew:
+            process.kill()
+        for listener in listeners:
+            listener.join()
+    failed = [rank for rank, p in enumerate(crew) if p.returncode]
+    if not failed:
+        return time.monotonic() - started
+    lines = [line.removeprefix("guda: ") for text in said for line in text.splitlines() if line.startswith("guda: ")]
+    if lines:
+        raise GudaError(lines[0])
+    raise RuntimeError(f"process {failed[0]} of {processes} of {task.name!r} failed:\n{said[failed[0]]}")
+
+
+def main(root: str, task: str, parent: str) -> None:
+    """One of the processes."""
+    from guda.engine.launched import run_together
+    from guda.runs.run import Run
+
+    def leave_with_parent() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    value = json.loads(task)
+    made = Task(**value | {"makes": tuple(value["makes"]), "needs": tuple(value["needs"])})
+    try:
+        run_together(Run.open(root), [made])
+    except GudaError as e:
+        print(f"guda: {' '.join(str(e).split())}", file=sys.stderr, flush=True)
+        team.leave(2)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

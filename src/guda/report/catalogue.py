@@ -1,0 +1,238 @@
+"""The static figures of a run by name: what each shows, what it may be asked, and how it is drawn from the run's files.
+
+Plots are written as SVG, PDF or PNG, grids of pictures as PNG only: their pixels are the pictures' own. The same run
+gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from guda.data.groups import suggestion
+from guda.diffusion.models import asked_groups, load_data
+from guda.errors import GudaError
+from guda.evaluation.ceiling import CEILING
+from guda.evaluation.likelihood import COLUMNS, read_likelihood
+from guda.evaluation.results import DatasetEntry
+from guda.evaluation.timing import Timing, timings
+from guda.methods.base import get_method
+from guda.methods.elbo import ElboMethod
+from guda.report import figures, pictures
+from guda.report.page import main_method
+from guda.report.same_noise import same_noise, same_noise_tasks
+from guda.report.trust import read_evaluation
+from guda.runs.run import Run
+from guda.scoring.scores import Scores
+from guda.scoring.terms import load_queries
+
+if TYPE_CHECKING:
+    from guda.verbs.work import Engine
+
+PLOT, GRID = ("svg", "pdf", "png"), ("png",)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Of what a figure is drawn; what is None is chosen by the figure."""
+
+    run: Run
+    engine: Engine
+    queries: str | None = None
+    method: str | None = None
+    query: str | None = None
+
+    @property
+    def set(self) -> str:
+        from guda.verbs import choose_queries
+
+        return choose_queries(self.run, self.queries)
+
+    @property
+    def title(self) -> str:
+        return self.run.recipe.name
+
+    def scores(self, method: str | None = None) -> Scores:
+        from guda.verbs import scored_methods, scores_path
+
+        name, wanted = self.set, method or str(self.method)
+        if wanted not in (there := scored_methods(self.run, name)):
+            raise GudaError(
+                f"no scores of {name!r} by {wanted!r} in {self.run.root}; there are scores by "
+                f"{', '.join(there) or 'no method'}{suggestion(wanted, there)}"
+            )
+        return Scores.read(scores_path(self.run, name, wanted))
+
+    def evaluation(self) -> DatasetEntry:
+        name = self.set
+        found = read_evaluation(self.run, name, load_queries(self.run, name).n, len(asked_groups(self.run)))
+        if found is None:
+            fix = f"guda evaluate {self.run.root} --queries {name}"
+            raise GudaError(f"{name!r} of {self.run.root} is not evaluated against the oracle yet; run: {fix}")
+        return found
+
+
+# ---- which method, if none is named -------------------------------------------------------------------------------
+
+
+def _main(asked: Asked) -> str:
+    """The one that the report shows first."""
+    from guda.verbs import scored_methods
+
+    name = asked.set
+    there = scored_methods(asked.run, name)
+    if not there:
+        fix = f"guda score {asked.run.root} --queries {name}"
+        raise GudaError(f"no scores of {name!r} in {asked.run.root}; run: {fix}")
+    return there[main_method(asked.run, [asked.scores(m) for m in there])]
+
+
+def with_models(run: Run, methods: list[str]) -> list[str]:
+    """Those that have one counterfactual model per group, so that pictures can be drawn from it."""
+    every = (get_method(run, m) for m in methods)
+    return [m.method_id for m in every if isinstance(m, ElboMethod) and len(m.parts()) == 1 and m.ranks_groups]
+
+
+def _first_with_models(asked: Asked) -> str:
+    there = with_models(asked.run, list(asked.run.recipe.methods))
+    if not there:
+        raise GudaError(f"the recipe of {asked.run.root} names no method with counterfactual models; give --method")
+    return next((m for m in there if m != CEILING), there[0])
+
+
+# ---- how each is drawn --------------------------------------------------------------------------------------------
+
+
+def _cost_fidelity(asked: Asked, path: Path) -> Path:
+    return figures.cost_fidelity(asked.title, asked.evaluation(), path, timings=_timings(asked))
+
+
+def _timings(asked: Asked) -> list[Timing]:
+    return timings(asked.run, asked.set, list(asked.evaluation().methods))
+
+
+def _timing(asked: Asked, path: Path) -> Path:
+    return figures.timing(asked.title, _timings(asked), path)
+
+
+def _heat_map(asked: Asked, path: Path) -> Path:
+    return figures.heatmap(asked.scores(), path)
+
+
+def _ranking(asked: Asked, path: Path) -> Path:
+    from guda.verbs import scored_methods
+
+    scores, queries = asked.scores(), load_queries(asked.run, asked.set)
+    query = asked.query or ""
+    scores[query]  # an unknown id is refused, with the nearest there is
+    first = None
+    oracle = asked.run.recipe.evaluation.against
+    if oracle != asked.method and oracle in scored_methods(asked.run, asked.set):
+        first = asked.scores(oracle)[query].ranked[0].group
+    return figures.ranking(scores, query, queries.images[queries.ids.index(query)], path, first)
+
+
+def _likelihood(asked: Asked, path: Path) -> Path:
+    from guda.verbs import likelihood_path
+
+    file = likelihood_path(asked.run, asked.set, f"{asked.method}.parquet")
+    one = asked.scores()
+    if not file.is_file():
+        fix = f"guda likelihood {asked.run.root} --queries {asked.set} --method {asked.method}"
+        raise GudaError(f"no likelihoods of {asked.set!r} by {asked.method}; run: {fix}")
+    two = Scores.read(file)
+    same = [one.queries.index(q) for q in two.queries]
+    found = read_likelihood(file.with_name("evaluation.json")).correlations.get(str(asked.method), {})
+    told = {COLUMNS[k]: f.mean for k, f in found.items()}
+    return figures.elbo_vs_likelihood(f"{asked.title}, {asked.method}", one.score[same], two.score, path, told)
+
+
+def _exemplars(asked: Asked, path: Path) -> Path:
+    return pictures.exemplars(load_data(asked.run), path)
+
+
+def _same_noise(asked: Asked, path: Path) -> Path:
+    method = str(asked.method)
+    asked.engine(asked.run, same_noise_tasks(asked.run, method), "draw pictures from the same noise")
+    return same_noise(asked.run, method, path=path)
+
+
+# ---- the list -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Figure:
+    about: str
+    draw: Callable[[Asked, Path], Path]
+    file: str  # name of the file in RUN/figures, without its ending
+    takes: tuple[str, ...] = ()  # of queries, method, query
+    method: Callable[[Asked], str] | None = None  # which, if none is named
+    ends: tuple[str, ...] = PLOT
+
+
+FIGURES = {
+    "heat-map": Figure("scores of every picture and group by one method",
+                       _heat_map, "scores-{method}", ("queries", "method"), _main),
+    "ranking": Figure("one picture (--query ID): its groups as bars with intervals, by one method",
+                      _ranking, "ranking-{method}-{query}", ("queries", "method", "query"), _main),
+    "cost-fidelity": Figure("agreement of every method with the oracle, against what it costs",
+                            _cost_fidelity, "cost-fidelity", ("queries",)),
+    "timing": Figure("time of every method against the number of pictures",
+                     _timing, "timing", ("queries",)),
+    "likelihood": Figure("delta ELBO against delta log p (after guda likelihood)",
+                         _likelihood, "elbo-likelihood", ("queries", "method"), lambda asked: CEILING),
+    "exemplars": Figure("training images of every group (PNG)", _exemplars, "exemplars", ends=GRID),
+    "same-noise": Figure("pictures from the same noise by the full model and without each group (PNG)",
+                         _same_noise, "same-noise-{method}", ("method",), _first_with_models, GRID),
+}  # fmt: skip
+
+
+def known_figure(name: str) -> Figure:
+    if name not in FIGURES:
+        raise GudaError(
+            f"no figure {name!r}; there are: {', '.join(FIGURES)} (guda figure --list says what they show)"
+            f"{suggestion(name, FIGURES)}"
+        )
+    return FIGURES[name]
+
+
+def figure(
+    run: Run,
+    name: str,
+    engine: Engine,
+    out: Path | None = None,
+    queries: str | None = None,
+    method: str | None = None,
+    query: str | None = None,
+) -> Path:
+    """Draw one figure of a run; RUN/figures/<its file>.svg (.png for pictures) unless `out` is given."""
+    found, asked = known_figure(name), Asked(run, engine, queries, method, query)
+    for option in ("queries", "method", "query"):
+        if getattr(asked, option) is not None and option not in found.takes:
+            raise GudaError(f"the figure {name} takes no --{option}")
+    if "query" in found.takes and query is None:
+        example = load_queries(run, asked.set).ids[0]
+        raise GudaError(f"the figure {name} is of one picture; give its id, e.g. --query {example}")
+    if out is not None and out.suffix.removeprefix(".") not in found.ends:
+        why = "is a grid of pictures, written" if found.ends == GRID else "is written"
+        raise GudaError(f"the figure {name} {why} as {_either([f'.{e}' for e in found.ends])}, not as {out.name}")
+    if method is not None:
+        get_method(run, method)  # an unknown one is refused with those there are
+    elif found.method is not None:
+        asked = replace(asked, method=found.method(asked))
+    return found.draw(asked, out or run.path("figures", f"{_stem(found, asked)}.{found.ends[0]}"))
+
+
+def _stem(found: Figure, asked: Asked) -> str:
+    """Ids and names of sets may be paths; a set that was asked for by name has files of its own."""
+    stem = found.file.format(method=asked.method, query=asked.query)
+    stem += f"-{asked.method}" if asked.method not in (None, CEILING) and "{method}" not in found.file else ""
+    stem += f"-{asked.queries}" if asked.queries else ""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem)
+
+
+def _either(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,0 +1,122 @@
+"""A Ray cluster of two nodes on this machine, one CPU each, and what befalls clusters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+HELPERS = [str(TESTS / "runs"), str(TESTS / "engine"), str(Path(__file__).parent)]
+sys.path[:0] = [p for p in HELPERS if p not in sys.path]
+# workers import the tests' tasks by name
+os.environ["PYTHONPATH"] = os.pathsep.join([*HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+from guda.engine.ray import import_ray  # noqa: E402
+from guda.engine.tasks import Task  # noqa: E402
+from guda.runs.run import Run  # noqa: E402
+from guda.runs.writers import TEMPORARY  # noqa: E402
+
+SMALL = {"num_cpus": 1, "object_store_memory": 80 * 1024**2}
+
+
+class TwoNodes:
+    """The driver's own node and another one, which can be lost."""
+
+    def __init__(self) -> None:
+        import_ray()  # with what it sets in the environment, which the nodes inherit
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(initialize_head=True, head_node_args=SMALL | {"include_dashboard": False})
+        self.other: Any = None
+        self.add()
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add(self, **more: Any) -> Any:
+        self.other = self.cluster.add_node(**SMALL | more)
+        self.cluster.wait_for_nodes()
+        return self.other
+
+    def lose(self) -> None:
+        """The whole node at once, as a machine loses power."""
+        self.cluster.remove_node(self.other, allow_graceful=False)
+        self.other = None
+
+    def close(self) -> None:
+        import_ray().shutdown()
+        self.cluster.shutdown()
+
+
+def busy_workers() -> list[int]:
+    """Processes of Ray that run a task of guda's right now."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::guda"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def kill_a_worker() -> None:
+    """kill -9 in the middle of a task."""
+    deadline = time.monotonic() + 60
+    while not (found := busy_workers()):
+        assert time.monotonic() < deadline, "no worker was busy"
+        time.sleep(0.001)
+    os.kill(found[0], signal.SIGKILL)
+
+
+def published(root: Path) -> dict[str, int]:
+    """Finished files and when they appeared."""
+    found = {}
+    for part in ("models", "artifacts", "terms", "queries"):
+        for path in (root / part).rglob("*"):
+            try:
+                if path.is_file() and TEMPORARY not in str(path):
+                    found[str(path.relative_to(root))] = path.stat().st_mtime_ns
+            except OSError:
+                continue  # a temporary one, published meanwhile
+    return found
+
+
+def repeated(run: Run, tasks: list[Task], before: dict[str, int]) -> list[str]:
+    """Tasks that were finished when `before` was taken and whose files were written again since."""
+    now = published(run.root)
+    done = [t for t in tasks if all(p in before for p in t.makes)]
+    return [t.name for t in done if any(now.get(p) != before[p] for p in t.makes)]
+
+
+@contextmanager
+def meanwhile(root: Path, *events: tuple[Callable[[dict[str, int]], bool], Callable[[], None]]) -> Iterator[list[Any]]:
+    """While the body works on a run: each event in turn, when its moment has come. Yields what was published just
+    before each of them."""
+    seen: list[Any] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        for moment, event in events:
+            while not moment(found := published(root)):
+                if over.is_set():
+                    return
+                time.sleep(0.002)
+            seen.append(found)
+            event()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join(60)

@@ -1,0 +1,242 @@
+"""The same run on a Ray cluster of two nodes: the same bytes, whatever is killed on the way, and nothing done twice.
+
+Compared are all files under models/, artifacts/, queries/, terms/, scores/ and data/ and pilot.json (`exact`). Not
+compared: timings/ (wall times), progress/ (heartbeats), checkpoints/ (gone at the end), finished/, evaluation.json
+(which tells seconds).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+import raycluster
+from raycluster import TwoNodes, kill_a_worker, meanwhile, published, repeated
+
+from guda import verbs
+from guda.engine import ray as ray_module
+from guda.engine.ray import RayOptions, RayWorkers, run_on_ray
+from guda.engine.tasks import Task, pending
+from guda.errors import GudaError
+from guda.runs.run import Run
+from guda.verbs.work import Engine
+
+pytestmark = pytest.mark.e2e
+
+tinyrun = __import__("tinyrun")  # found through raycluster
+SET = tinyrun.SET
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[TwoNodes]:
+    found = TwoNodes()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def pool(nodes: TwoNodes) -> RayWorkers:
+    return RayWorkers(RayOptions(nodes.address))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return tinyrun.copy_run(tmp_path / "run")
+
+
+def engine_of(pool: RayWorkers, ran: list[Task]) -> Engine:
+    """Notes which tasks it was given to do."""
+
+    def engine(run: Run, tasks: list[Task], title: str) -> int:
+        ran.extend(pending(run, tasks))
+        return run_on_ray(run, tasks, pool)
+
+    return engine
+
+
+def task(name: str, fn: str, needs: tuple[str, ...] = (), /, **args: object) -> Task:
+    return Task(f"make {name}", "test", fn, args, (f"out/{name}",), tuple(f"out/{n}" for n in needs))
+
+
+def guda(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "guda.cli.main", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+def test_both_nodes_work_one_thread_each_and_never_too_many_at_once(run: Run, pool: RayWorkers) -> None:
+    seen: list[tuple[int, int, float, list[str]]] = []
+    tasks = [task(f"t{i}", "raytasks:where", name=f"t{i}") for i in range(12)]
+    last = task("last", "raytasks:where", tuple(f"t{i}" for i in range(12)), name="last")
+    assert run_on_ray(run, [last, *tasks], pool, lambda *a: seen.append(a)) == 13
+    found = [json.loads(run.path("out", f"t{i}").read_text()) for i in range(12)]
+    assert len({f["node"] for f in found}) == 2
+    assert {f["torch"] for f in found} == {1}
+    assert all(set(f["blas"]) <= {1} for f in found)
+    assert max(len(names) for *_, names in seen) <= 3  # two that run and one that is ready to
+    assert seen[-1] == (13, 13, 1.0, [])
+    assert run_on_ray(run, tasks, pool, lambda *a: pytest.fail("nothing to watch")) == 0
+
+
+def test_the_pipeline_ends_in_the_bytes_of_one_process_whatever_is_lost(tmp_path: Path, nodes: TwoNodes) -> None:
+    run = verbs.init(tmp_path / "run", tinyrun.tiny(tinyrun.digits_folder()))
+    ran: list[Task] = []
+    engine = engine_of(RayWorkers(RayOptions(nodes.address)), ran)
+
+    def lose_a_node() -> None:
+        nodes.lose()
+        nodes.add()
+
+    def count(part: str, n: int):
+        return lambda found: sum(p.startswith(part) for p in found) >= n
+
+    events = [
+        (count("artifacts/", 1), kill_a_worker),
+        (count("artifacts/", 3), lose_a_node),
+        (count("terms/", 2), kill_a_worker),
+        (count("terms/", 12), lose_a_node),
+    ]
+    with meanwhile(run.root, *events) as seen:
+        verbs.pipeline(run, engine)
+    end = published(run.root)
+    assert len(seen) == 4, "it was over before everything had happened"
+    assert all(len(s) < len(end) for s in seen), "nothing was left to do when it happened"
+    assert tinyrun.exact(run.root) == tinyrun.exact(tinyrun.finished_root())
+    assert [repeated(run, ran, before) for before in seen] == [[], [], [], []]
+    assert all({p: end[p] for p in before} == before for before in seen)
+    assert verbs.status(run)["running"] == []
+    idle = tinyrun.Inline()
+    verbs.pipeline(run, idle)
+    assert idle.ran == []
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_killed_worker_s_task_is_run_again_unless_it_was_done(run: Run, pool: RayWorkers, after: bool) -> None:
+    dying = task("x", "raytasks:die_first", name="x", after=after)
+    assert run_on_ray(run, [dying, task("y", "raytasks:where", ("x",), name="y")], pool) == 2
+    assert len(run.path("out", "x.attempts").read_text().split()) == (1 if after else 2)
+    assert [p.name for p in run.path("progress").glob("*")] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("plain", "group 'x' is too small; add images"), ("mismatch", "thing: found 'old', given 'new'; do this")],
+)
+def test_a_users_error_is_one_line_and_not_retried(run: Run, pool: RayWorkers, kind: str, message: str) -> None:
+    with pytest.raises(GudaError) as error:
+        run_on_ray(run, [task("x", "enginetasks:fail", kind=kind)], pool)
+    assert str(error.value) == message
+    assert type(error.value).__module__.startswith("guda")
+    assert run_on_ray(run, [task("z", "raytasks:where", name="z")], pool) == 1  # the pool still works
+
+
+def test_a_bug_shows_where_it_was(run: Run, pool: RayWorkers) -> None:
+    with pytest.raises(ZeroDivisionError, match="enginetasks"):
+        run_on_ray(run, [task("x", "enginetasks:fail", kind="bug")], pool)
+
+
+def test_a_failure_ends_the_others(run: Run, pool: RayWorkers) -> None:
+    endless = Task("endless", "test", "enginetasks:forever", {}, ("out/never",))
+    with pytest.raises(GudaError, match="too small"):
+        run_on_ray(run, [endless, task("x", "enginetasks:fail", kind="late")], pool)
+    deadline = time.monotonic() + 60
+    while raycluster.busy_workers():
+        assert time.monotonic() < deadline, "the endless task goes on"
+        time.sleep(0.1)
+
+
+def test_a_race_on_ray_is_the_race_here(tmp_path: Path, pool: RayWorkers) -> None:
+    one, two = (tinyrun.copy_run(tmp_path / name) for name in ("one", "two"))
+    engines = tinyrun.Inline(), engine_of(pool, [])
+    for run, engine in zip((one, two), engines, strict=True):
+        verbs.score(run, SET, ["retrack"], engine, stop="top1@0.95")
+    found = tinyrun.exact(two.root)
+    assert any("top1" in p for p in found)
+    assert found == tinyrun.exact(one.root)
+
+
+def test_the_command_line_on_a_cluster_that_is_there(tmp_path: Path, nodes: TwoNodes) -> None:
+    run = tinyrun.copy_run(tmp_path / "run")
+    shutil.rmtree(run.path("scores"))
+    shutil.rmtree(run.path("terms"))
+    run.path("pilot.json").unlink(missing_ok=True)
+    ray = ("--engine", "ray", "--address", nodes.address)
+    answer = guda("score", run.root, "--json", *ray)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["queries"] == SET
+    assert answer.stderr == "", "Ray is not quiet"
+    whole = tinyrun.exact(tinyrun.finished_root())
+    assert {k: v for k, v in tinyrun.exact(run.root).items() if k in whole} == whole
+    damaged = next(p for p in run.path("artifacts").rglob("*.safetensors") if "retrack" in str(p))
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    shutil.rmtree(run.path("terms"))
+    answer = guda("score", run.root, "-m", "retrack", *ray)
+    assert answer.returncode == 2
+    lines = [line for line in answer.stderr.splitlines() if line.startswith("guda: ")]
+    assert len(lines) == 1
+    assert str(damaged) in lines[0]
+    assert "Traceback" not in answer.stderr
+
+
+def test_several_gpus_train_one_model_together(
+    tmp_path: Path, nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    monkeypatch.setenv("GUDA_DEVICE", "cpu")  # the GPUs below are only said to be there
+    nodes.lose()
+    nodes.add(num_gpus=2)
+    try:
+        run = verbs.init(tmp_path / "run", tinyrun.tiny(tinyrun.digits_folder()))
+        pool = RayWorkers(RayOptions(nodes.address, gpus=2.0))
+        verbs.train(run, engine_of(pool, []))
+        assert pool.n == 2
+    finally:
+        nodes.lose()
+        nodes.add()
+    files = sorted((run.root / "models").rglob("*.safetensors"))
+    assert files
+    for file in files:
+        ours, alone = load_file(file), load_file(tinyrun.finished_root() / file.relative_to(run.root))
+        for name, value in ours.items():
+            torch.testing.assert_close(value, alone[name], rtol=1e-3, atol=1e-4)
+
+
+def test_what_no_node_has_is_one_line(nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setattr(ray_module, "JOINING", 0.0)
+    with pytest.raises(GudaError, match=r"^no node of the Ray cluster has 1 CPUs and 64 GPUs for a task; ask for less"):
+        run_on_ray(run, [task("x", "raytasks:where", name="x")], RayOptions(nodes.address, gpus=64.0))
+
+
+def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
+    from test_engine_kill import alive, children
+
+    recipe = tinyrun.tiny(tinyrun.digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000})
+    run = verbs.init(tmp_path / "run", recipe)
+    command = [sys.executable, "-m", "guda.cli.main", "train", str(run.root), "--engine", "ray", "--workers", "1"]
+    process = subprocess.Popen(command, env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"})
+    deadline = time.monotonic() + 300
+    while not list(run.path("progress").glob("[!.]*.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    family = children(process.pid)
+    assert len(family) > 3  # Ray's own processes and the worker
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 60
+    while alive(family) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert alive(family) == set()
+    assert verbs.status(Run.open(run.root))["running"] == []

@@ -1,0 +1,302 @@
+"""report.html in a real browser, opened from a file: what is asked for is what is shown, and nobody is called.
+
+What should be shown is computed from the run's score files, not from what the page carries.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from synthetic import SET as MADE_UP
+from synthetic import synthetic_run
+from tinyrun import SET
+
+from guda.report.page import write_report
+from guda.scoring.scores import Scores
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+    from guda.runs.run import Run
+
+
+def scores_of(run: Run, queries: str, method: str) -> Scores:
+    return Scores.read(run.path("scores", queries, f"{method}.parquet"))
+
+
+def shown(page: Page) -> list[str]:
+    """Ids of the pictures that are not filtered away, in their order, scrolled to or not."""
+    return [text.strip() for text in page.locator("#cards > .card:visible h3").all_text_contents()]
+
+
+def verdicts(page: Page) -> dict[str, str]:
+    """The kind of verdict of every visible picture, by its id."""
+    script = """cards => cards.filter(c => c.checkVisibility()).map(c => [
+        c.querySelector("h3").textContent.trim(),
+        [...c.querySelector(".verdict").classList].filter(x => x !== "verdict").join(" ")])"""
+    return dict(page.locator("#cards > .card").evaluate_all(script))
+
+
+def bars(page: Page, picture: str) -> list[tuple[str, str]]:
+    """(group, value) of one picture's bars, in their order."""
+    card = page.locator("#cards > .card", has=page.locator("h3", has_text=picture)).first
+    rows = card.locator(".bars li")
+    return list(
+        zip(rows.locator(".name").all_text_contents(), rows.locator(".number").all_text_contents(), strict=True)
+    )
+
+
+def ranked(scores: Scores, q: int) -> list[str]:
+    return [scores.groups[g] for g in np.argsort(-scores.score[q], kind="stable")]
+
+
+def method_option(page: Page, method: str) -> str:
+    """Its value: options are named after methods, some with a remark."""
+    options = page.locator("#method option").evaluate_all("all => all.map(o => [o.text, o.value])")
+    return next(value for text, value in options if text.split(" (")[0] == method)
+
+
+def count(page: Page, n: int, of: int) -> None:
+    assert page.locator("#count").inner_text() == (f"All {n} pictures" if n == of else f"{n} of {of} pictures")
+
+
+@pytest.fixture
+def opened(page: Page, report: Path) -> Page:
+    page.goto(report.as_uri())
+    return page
+
+
+@pytest.fixture(scope="session")
+def made_up(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Thirty pictures, ten of each kind of verdict."""
+    run = synthetic_run(tmp_path_factory.mktemp("synthetic") / "run")
+    write_report(run, MADE_UP)
+    return run
+
+
+def test_it_opens_from_a_file_and_asks_nobody(opened: Page, watch: Any, scored_run: Run) -> None:
+    opened.wait_for_load_state("networkidle")
+    retrack = scores_of(scored_run, SET, "retrack")
+    assert shown(opened) == list(retrack.queries)
+    count(opened, 12, 12)
+    for q, picture in enumerate(retrack.queries):
+        assert [name for name, _ in bars(opened, picture)] == ranked(retrack, q)
+    for image in opened.locator("#cards img").all():
+        image.scroll_into_view_if_needed()
+        opened.wait_for_function("i => i.complete && i.naturalWidth > 0", arg=image.element_handle())
+    watch.quiet()
+
+
+def test_the_watch_hears_what_it_should(page: Page, watch: Any, tmp_path: Path) -> None:
+    """Otherwise its silence elsewhere would say nothing."""
+    bad = tmp_path / "bad.html"
+    bad.write_text("<img src='http://127.0.0.1:9/x.png'><script>console.error('oh'); throw new Error('ah')</script>")
+    page.goto(bad.as_uri())
+    page.wait_for_timeout(200)
+    assert watch.requests == ["http://127.0.0.1:9/x.png"]
+    assert "error: oh" in watch.console
+    assert watch.errors == ["ah"]
+    with pytest.raises(AssertionError):
+        watch.quiet()
+
+
+@pytest.mark.parametrize("method", ["retrack", "logo"])
+def test_sorting_orders_by_margin_and_by_top_score(page: Page, made_up: Run, watch: Any, method: str) -> None:
+    page.goto(made_up.path("report.html").as_uri())
+    page.select_option("#method", method_option(page, method))
+    scores = scores_of(made_up, MADE_UP, method)
+    best = -np.sort(-scores.score, axis=1)
+    keys = {"margin": best[:, 0] - best[:, 1], "top": best[:, 0]}
+    for sort, values in keys.items():
+        page.select_option("#sort", sort)
+        found = values[[scores.queries.index(p) for p in shown(page)]]
+        assert len(found) == len(scores.queries)
+        assert (np.diff(found) <= 0.01).all()  # the page carries rounded numbers
+        assert found[0] == values.max()
+    page.select_option("#sort", "id")
+    assert shown(page) == list(scores.queries)
+    watch.quiet()
+
+
+def test_filters_by_first_group_by_verdict_and_by_words(page: Page, made_up: Run, watch: Any) -> None:
+    page.goto(made_up.path("report.html").as_uri())
+    scores = scores_of(made_up, MADE_UP, "retrack")
+    first = scores.score.argmax(axis=1)
+    for g, name in enumerate(scores.groups):
+        page.select_option("#group", label=name)
+        assert shown(page) == [q for q, top in zip(scores.queries, first, strict=True) if top == g]
+        count(page, int((first == g).sum()), 30)
+    page.select_option("#group", label="any")
+    every = verdicts(page)
+    assert [every[q] for q in scores.queries] == ["clear", "tied", "none"] * 10
+    for kind in ("clear", "tied", "none"):
+        page.select_option("#kind", kind)
+        assert verdicts(page) == {q: k for q, k in every.items() if k == kind}
+    page.select_option("#kind", "")
+    page.fill("#search", "-002")
+    assert shown(page) == [f"picture-002{i}" for i in range(10)]
+    page.select_option("#kind", "clear")  # filters hold together
+    assert shown(page) == [q for q in scores.queries if q.startswith("picture-002") and every[q] == "clear"]
+    page.fill("#search", "no such picture")
+    assert shown(page) == []
+    assert page.locator("#nothing").is_visible()
+    page.locator("#nothing button").click()
+    page.wait_for_function("document.querySelector('#search').value === ''")
+    count(page, 30, 30)
+    watch.quiet()
+
+
+def test_another_method_has_other_bars_and_reset_brings_all_back(opened: Page, scored_run: Run, watch: Any) -> None:
+    picture = scores_of(scored_run, SET, "retrack").queries[0]
+    before = bars(opened, picture)
+    for method in ("logo", "similarity-pixel"):
+        scores = scores_of(scored_run, SET, method)
+        opened.select_option("#method", method_option(opened, method))
+        for q, other in enumerate(scores.queries):
+            assert [name for name, _ in bars(opened, other)] == ranked(scores, q)
+        assert bars(opened, picture) != before
+        values = [float(v.replace("\u2212", "-").replace(",", "")) for _, v in bars(opened, picture)]
+        assert values == pytest.approx(sorted(scores.score[0], reverse=True), rel=0.02, abs=0.02)
+    assert set(verdicts(opened).values()) == {"unmeasured"}  # similarity has no intervals
+    opened.select_option("#sort", "margin")
+    opened.fill("#search", picture)
+    assert len(shown(opened)) == 1
+    opened.locator("#controls button[type=reset]").click()
+    opened.wait_for_function("document.querySelector('#count').textContent.startsWith('All')")
+    assert bars(opened, picture) == before
+    assert shown(opened) == list(scores_of(scored_run, SET, "retrack").queries)
+    watch.quiet()
+
+
+def focused(page: Page) -> str:
+    return str(
+        page.evaluate("document.activeElement.id || document.activeElement.type || document.activeElement.tagName")
+    )
+
+
+def tab_to(page: Page, wanted: str, most: int = 400) -> None:
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if focused(page) == wanted:
+            return
+    pytest.fail(f"Tab never reached {wanted}")
+
+
+def test_it_can_be_used_by_keyboard_alone(page: Page, made_up: Run, watch: Any) -> None:
+    page.goto(made_up.path("report.html").as_uri())
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"  # the way past everything comes first
+    page.keyboard.press("Enter")
+    scores = scores_of(made_up, MADE_UP, "retrack")
+    for control in ("method", "sort", "group", "kind", "search", "reset"):  # in the order they are read
+        tab_to(page, control, 12)
+        ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert ring != "none", f"nothing shows that {control} has the focus"
+        if control == "sort":
+            page.keyboard.press("End")
+            assert page.locator("#sort").input_value() == "margin"
+            assert shown(page) != list(scores.queries)
+        elif control == "group":
+            page.keyboard.type("style 3")
+            page.wait_for_function("document.querySelector('#group').selectedOptions[0].text === 'style 3'")
+            tops = {ranked(scores, scores.queries.index(q))[0] for q in shown(page)}
+            assert tops == {"style 3"}
+            page.keyboard.press("Home")
+        elif control == "search":
+            page.keyboard.type("0007")
+            assert shown(page) == ["picture-0007"]
+        elif control == "reset":
+            page.keyboard.press("Enter")
+            page.wait_for_function("document.querySelector('#count').textContent.startsWith('All')")
+            assert shown(page) == list(scores.queries)
+    watch.quiet()
+
+
+def test_on_paper_there_are_no_controls_and_nothing_is_folded(page: Page, made_up: Run, tmp_path: Path) -> None:
+    page.goto(made_up.path("report.html").as_uri())
+    assert page.locator("#controls").is_visible()
+    closed = page.locator("details:not([open])").count()
+    assert closed > 0
+    page.evaluate("window.opened = 0; addEventListener('beforeprint', () => { window.opened += 1 })")
+    paper = page.pdf(path=tmp_path / "report.pdf")
+    assert paper.startswith(b"%PDF")
+    assert page.evaluate("window.opened") == 1
+    assert page.locator("details:not([open])").count() == 0
+    page.emulate_media(media="print")
+    for hidden in ("#controls", "nav", "#count"):
+        assert not page.locator(hidden).first.is_visible()
+    assert page.locator("#cards .card").first.is_visible()
+    assert brightness(page, "body") > 0.9
+
+
+# ---- colours ------------------------------------------------------------------------------------------------------
+
+
+def colour(locator: Locator, name: str) -> np.ndarray:
+    """Its r, g, b and opacity in [0, 1], whatever notation the browser gives it in."""
+    script = """(el, name) => {
+        const pen = document.createElement("canvas").getContext("2d");
+        pen.fillStyle = getComputedStyle(el)[name];
+        pen.fillRect(0, 0, 1, 1);
+        return [...pen.getImageData(0, 0, 1, 1).data];
+    }"""
+    return np.array(locator.first.evaluate(script, name)) / 255
+
+
+def luminance(rgb: np.ndarray) -> float:
+    """Relative luminance of sRGB (WCAG 2)."""
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def brightness(page: Page, selector: str) -> float:
+    return luminance(colour(page.locator(selector), "backgroundColor")[:3])
+
+
+def contrast(page: Page, text: str, ground: str) -> float:
+    ink = luminance(colour(page.locator(text), "color")[:3])
+    return (max(ink, paper := brightness(page, ground)) + 0.05) / (min(ink, paper) + 0.05)
+
+
+def test_contrast_is_the_known_one(page: Page) -> None:
+    page.set_content("<p style='color:#777;background:#fff'>grey on white</p>")
+    assert contrast(page, "p", "p") == pytest.approx(4.48, abs=0.01)
+
+
+def test_dark_mode_differs_and_both_can_be_read(opened: Page, watch: Any) -> None:
+    grounds = {}
+    for scheme in ("light", "dark"):
+        opened.emulate_media(color_scheme=scheme)
+        grounds[scheme] = brightness(opened, "body")
+        for text, ground in (
+            ("body", "body"), (".lead", "body"), (".card .verdict", ".card"), (".bars .number", ".card"),
+            (".bars .interval", ".card"), ("#about", "body"), ("nav a", "body"), ("#method", "#method"),
+        ):  # fmt: skip
+            assert contrast(opened, text, ground) >= 4.5, (scheme, text)
+    assert grounds["light"] > 0.8
+    assert grounds["dark"] < 0.05
+    watch.quiet()
+
+
+# ---- size ---------------------------------------------------------------------------------------------------------
+
+
+def test_five_hundred_pictures_are_light_enough(page: Page, watch: Any, tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path / "run", n=500, side=128)
+    file = write_report(run, MADE_UP)
+    assert file.stat().st_size <= 30e6
+    start = time.perf_counter()
+    page.goto(file.as_uri())
+    count(page, 500, 500)
+    assert time.perf_counter() - start < 15
+    start = time.perf_counter()
+    page.select_option("#sort", "margin")
+    page.select_option("#method", method_option(page, "logo"))
+    page.select_option("#kind", "clear")
+    count(page, 167, 500)
+    assert time.perf_counter() - start < 10
+    watch.quiet()
