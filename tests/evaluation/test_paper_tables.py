@@ -191,7 +191,11 @@ def test_both_oracles_and_both_partitions_have_sections() -> None:
     assert text(named(noisy, "LOGO, one retraining (ceiling)", "(b)")["RBO"]) == "-0.05"
     assert text(named(noisy, "D-TRAK", "(b) noisy less clean, published")["Top-3"]) == "+0.002"
     measured = noisy_table("digits", entry(), entry(), changes={"retrack": {"top1": fig(-0.01)}})
-    assert text(named(measured, "retrack", "(b)")["Top-1"]) == "-0.01 [-0.05, +0.03]"
+    assert text(named(measured, "retrack", "(b)")["Top-1"]) == "-0.01 [-0.05, +0.03] n.s."
+    apart = noisy_table("digits", entry(), entry(), changes={"retrack": {"top1": fig(-0.05)}})
+    assert text(named(apart, "retrack", "(b)")["Top-1"]) == "-0.05 [-0.09, -0.01]"
+    assert "n.s.: not separated from no change" in apart.note
+    assert "the noise of retraining is not in the interval" in apart.note
 
 
 def test_correlations() -> None:

@@ -15,7 +15,7 @@ from guda.evaluation.paper_table import Cell, Column, Number, PaperTable, Row, c
 from guda.evaluation.published import CORRELATIONS, TIMES, Duration, PublishedTable, published
 from guda.evaluation.results import Cost, DatasetEntry, Figure
 from guda.evaluation.sweep import SweepFile
-from guda.evaluation.tables import ceiling_name, footer
+from guda.evaluation.tables import GIVEN, ceiling_name, footer
 from guda.evaluation.timing import Timing, one_retraining
 
 NAMES = {"pearson": "Pearson"} | LABELS
@@ -235,6 +235,12 @@ def oracles_table(name: str, elbo: DatasetEntry, likelihood: DatasetEntry, same_
     )
 
 
+def _change(value: Figure) -> Cell:
+    """A change with its interval, marked where that covers 0."""
+    text = f"{value.mean:+.2f} [{value.lo:+.2f}, {value.hi:+.2f}]"
+    return Number(value.mean, text + (" n.s." if value.lo <= 0 <= value.hi else ""), value.lo, value.hi)
+
+
 # ---- noisy partition ----------------------------------------------------------------------------------------------
 
 
@@ -260,12 +266,16 @@ def noisy_table(
             given = ((changes or {}).get(method) or {}).get(m)
             one, two = before.get(m), after.get(m)
             plain = None if one is None or two is None else two.mean - one.mean
-            cells.append(figure(given, signed=True) if given else number(plain, 2, signed=True))
+            cells.append(_change(given) if given else number(plain, 2, signed=True))
         rows.append(Row((label, *cells), section))
     for what, key in (("(a) ", "noisy.figures"), ("(b) noisy less clean, ", "noisy.change")):
         table = published().table(key)
         rows += _theirs(table, there(table, same_data, what), 0, signed=key == "noisy.change")
-    unpaired = None if changes else "Changes here are differences of means; their intervals were not measured."
+    unpaired = (
+        f"n.s.: not separated from no change at 95 %. {GIVEN}"
+        if changes
+        else "Changes here are differences of means; their intervals were not measured."
+    )
     return PaperTable(
         "noisy", f"{name}: a noisy partition", (Column("method"), *_metric_columns(SIX)), tuple(rows),
         _sentence(footer(noisy), unpaired),
