@@ -148,6 +148,8 @@ def test_sweeps_stand_beside_the_published_sweep_of_the_same_setting() -> None:
     assert [r.cells[0] for r in named_only] == ["10", "100", "1000"]
     assert named_only[0].cells[1] is None
     assert "none but the middle one" in ridge.note
+    (steps,) = sweep_tables("digits", sweep("retrack", "steps"))  # published are epochs
+    assert not any("published" in r.section for r in steps.rows)
     (other,) = sweep_tables("digits", sweep("shift", "lr"))  # nobody published it
     assert not any("published" in r.section for r in other.rows)
 

@@ -27,7 +27,6 @@ SWEPT = (
     Column("Top-1 / ceiling", interval=True), Column("fit evals / group"), Column("LOGO / fit evals"),
     Column("fit time", unit="s"),
 )  # fmt: skip
-ALIKE = {"retrack.steps": "retrack.epochs"}  # our axis -> the published one of the same meaning
 
 
 def _metric_columns(metrics: Iterable[str]) -> tuple[Column, ...]:
@@ -159,8 +158,7 @@ def sweep_tables(name: str, sweep: SweepFile, same_data: bool = False) -> list[P
     """One table per axis: epochs, lambda, K, lr, DAS's ridge and aggregation, TRAK's ridge, or anything else swept."""
     found = []
     for axis in dict.fromkeys(row.axis for row in sweep.rows):
-        key = f"{sweep.method}.{axis}"
-        table = published().tables.get(ALIKE.get(key, key))
+        table = published().tables.get(f"{sweep.method}.{axis}")  # the same axis: steps do not stand beside epochs
         metrics = table.metrics if table else SIX
         here = _here(name, sweep.oracle)
         logo = sweep.oracle.methods.get(CEILING, Cost())
@@ -182,8 +180,8 @@ def sweep_tables(name: str, sweep: SweepFile, same_data: bool = False) -> list[P
             rows += _theirs(table, section, len(SWEPT))
         found.append(
             PaperTable(
-                f"{sweep.name}-{axis}" if sweep.name != axis else axis,
-                f"{name}: {sweep.method}, {table.title[0].lower() + table.title[1:] if table else axis} ({axis})",
+                sweep.name if sweep.name.endswith(axis) else f"{sweep.name}-{axis}",
+                f"{name}: {sweep.method}, " + (f"{table.title[0].lower()}{table.title[1:]} ({axis})" if table else axis),
                 (Column(axis), *_metric_columns(metrics), *SWEPT), tuple(rows),
                 _sentence(sweep.about, footer(sweep.oracle), sweep.note, table.note if table else None),
             )
