@@ -89,7 +89,9 @@ class PairRow(Config):
     difference: Figure = Field(description="joint - sum, nats")
     ratio: Figure | None = Field(description="mean joint / mean sum; null where the sum may be 0")
     correlation: Figure | None = Field(description="of joint and sum over queries")
-    off: int | None = Field(description="queries whose own excess is beyond the noise of scoring at 95 %, given the models")
+    off: int | None = Field(
+        description="queries whose own excess is beyond the noise of scoring at 95 %, given the models"
+    )
     by_seed: list[FiniteFloat] | None = Field(None, description="LOGO: mean joint - sum of every seed, nats")
     repeat: FiniteFloat | None = Field(None, description="LOGO: correlation of the excess between two seeds")
     against_logo: Figure | None = Field(None, description="correlation over queries of this excess with LOGO's")

@@ -162,8 +162,9 @@ def sweep_tables(name: str, sweep: SweepFile, same_data: bool = False) -> list[P
         metrics = table.metrics if table else SIX
         here = _here(name, sweep.oracle)
         logo = sweep.oracle.methods.get(CEILING, Cost())
-        rows = [Row((ceiling_name(sweep.oracle.ceiling), *(figure((sweep.oracle.ceiling or {}).get(m)) for m in metrics), None,
-                     count(logo.fit_evals), None, seconds(one_retraining(sweep.oracle).fit_seconds)), here)]  # fmt: skip
+        own: tuple[Cell, ...] = tuple(figure((sweep.oracle.ceiling or {}).get(m)) for m in metrics)
+        spent = (None, count(logo.fit_evals), None, seconds(one_retraining(sweep.oracle).fit_seconds))
+        rows = [Row((ceiling_name(sweep.oracle.ceiling), *own, *spent), here)]
         for row in (r for r in sweep.rows if r.axis == axis):
             after = (
                 figure((row.ratio_to_ceiling or {}).get("top1")), count(row.fit_evals),
@@ -178,10 +179,11 @@ def sweep_tables(name: str, sweep: SweepFile, same_data: bool = False) -> list[P
             kept = ", ".join(f"{k} = {v:g}" if isinstance(v, float) else f"{k} = {v}" for k, v in table.fixed.items())
             section = f"{there(table, same_data)}, {table.axis} at {kept}" if kept else there(table, same_data)
             rows += _theirs(table, section, len(SWEPT))
+        what = f"{table.title[0].lower()}{table.title[1:]} ({axis})" if table else axis
         found.append(
             PaperTable(
                 sweep.name if sweep.name.endswith(axis) else f"{sweep.name}-{axis}",
-                f"{name}: {sweep.method}, " + (f"{table.title[0].lower()}{table.title[1:]} ({axis})" if table else axis),
+                f"{name}: {sweep.method}, {what}",
                 (Column(axis), *_metric_columns(metrics), *SWEPT), tuple(rows),
                 _sentence(sweep.about, footer(sweep.oracle), sweep.note, table.note if table else None),
             )
