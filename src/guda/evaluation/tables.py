@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MISSING = "–"
 NOT_SEPARATED = "not separated"
+GIVEN = "Intervals are given these trained models; the noise of retraining is not in the interval."
 CEILING_NAME = "LOGO, one retraining (ceiling)"
 NO_CEILING = "LOGO (no ceiling: one seed)"
 COST_COLUMNS = ("fit evals/group", "fit time", "score evals/query", "score time")
