@@ -25,7 +25,9 @@ def test_ends_are_where_the_tails_of_the_binomial_are_alpha_half(k, n):
 
 def test_it_covers_at_least_its_level():
     for p in (0.03, 0.5, 0.91):
-        inside = sum(binom.pmf(k, 20, p) for k in range(21) if clopper_pearson(k, 20)[0] <= p <= clopper_pearson(k, 20)[1])
+        inside = sum(
+            binom.pmf(k, 20, p) for k in range(21) if clopper_pearson(k, 20)[0] <= p <= clopper_pearson(k, 20)[1]
+        )
         assert inside >= 0.95
 
 

@@ -28,8 +28,8 @@ class CostLine:
             return ("not recorded",) * 5
         total = t.total(self.n)
         return (
-            human_count(t.fit_evals), human_time(t.fit_seconds), human_count(t.query_evals), human_time(t.query_seconds),
-            human_time(total),
+            human_count(t.fit_evals), human_time(t.fit_seconds), human_count(t.query_evals),
+            human_time(t.query_seconds), human_time(total),
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ it, and say so. Text-to-image: a column is a prompt of one group, and a card sho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,12 @@ def drawing_tasks(run: Run, methods: Iterable[str]) -> list[Task]:
     return list({task.makes: task for task in tasks}.values())
 
 
+def draw_missing(run: Run, methods: Iterable[str], engine: Callable[[Run, list[Task], str], object]) -> None:
+    """Draw what is not there yet."""
+    if left := pending(run, drawing_tasks(run, methods)):
+        engine(run, left, "draw from the same noise")
+
+
 def read_drawings(run: Run, methods: list[str], symbols: Symbols) -> Drawings | None:
     """Of the methods that are drawn, in this order while the budget lasts; None where nothing is drawn."""
     asked, groups = config(run), asked_groups(run)
@@ -104,4 +110,3 @@ def read_drawings(run: Run, methods: list[str], symbols: Symbols) -> Drawings | 
         tuple(name for name, _ in told), run.recipe.prompts is not None, shown,
         tuple(m for m in methods if m not in shown),
     )  # fmt: skip
-

@@ -39,5 +39,6 @@ def percent(value: float) -> str:
 
 
 def probability(value: float) -> str:
-    """61 %; an estimate is never quite 0 or 100 %."""
-    return "<1 %" if value < 0.005 else ">99 %" if value >= 0.995 else f"{100 * value:.0f} %"
+    """61 %, on one line; an estimate is never quite 0 or 100 %."""
+    text = "<1" if value < 0.005 else ">99" if value >= 0.995 else f"{100 * value:.0f}"
+    return f"{text}\N{NO-BREAK SPACE}%"

@@ -64,7 +64,7 @@
     return { m, per, digits: per ? m.perDigits : m.digits };
   };
 
-  const probability = (p) => (p < 0.005 ? "<1 %" : p >= 0.995 ? ">99 %" : `${Math.round(100 * p)} %`);
+  const probability = (p) => (p < 0.005 ? "<1" : p >= 0.995 ? ">99" : Math.round(100 * p)) + "\u00a0%";
   // Whose pictures stand for the method, and which columns of them: a group's own prompt first (report/drawings.py).
   const drawn = (card, m, g) => {
     const d = D.drawings.methods[m.id], n = D.drawings.columns.length;
@@ -103,7 +103,7 @@
       card.odds.replaceChildren("probability of being first: ", ...(odds || []).slice(0, 3).flatMap(([g, p], i) => {
         const name = document.createElement("b");
         name.textContent = D.groups[g].name;
-        return [i ? ", " : "", name, " " + probability(p)];
+        return [i ? ", " : "", name, "\u00a0" + probability(p)];
       }));
       if (card.drawn) drawn(card, m, rows[0].g);
       if (card.placebo) {

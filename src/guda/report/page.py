@@ -59,8 +59,12 @@ def report_path(run: Run, queries: str, variant: str | None = None) -> Path:
 
 def write_report(run: Run, queries: str, variant: str | None = None, out: Path | None = None) -> Path:
     """Write the report on one scored query set; returns its file. `variant`: of raced scores, the stop rule's name."""
-    path = out or report_path(run, queries, variant)
-    write_text(path, render(run, queries, variant))
+    return write_content(Content.read(run, queries, variant), out or report_path(run, queries, variant))
+
+
+def write_content(content: Content, path: Path, drawn: bool = True) -> Path:
+    """`drawn`: with the same-noise pictures that are there."""
+    write_text(path, render_content(content, drawn))
     return path
 
 
@@ -68,7 +72,7 @@ def render(run: Run, queries: str, variant: str | None = None) -> str:
     return render_content(Content.read(run, queries, variant))
 
 
-def render_content(content: Content) -> str:
+def render_content(content: Content, drawn: bool = True) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -76,7 +80,7 @@ def render_content(content: Content) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"percent": numbers.percent, "signed": numbers.signed}
-    return environment.get_template(TEMPLATE).render(**_context(content))
+    return environment.get_template(TEMPLATE).render(**_context(content, drawn))
 
 
 def _oracle_says(oracle: MethodView, q: int) -> str:
@@ -161,7 +165,7 @@ def _payload(content: Content, exemplars: list[tuple[str, ...]], drawings: Drawi
     )
 
 
-def _context(content: Content) -> dict[str, Any]:
+def _context(content: Content, drawn: bool) -> dict[str, Any]:
     run, data, queries, view, views = content.run, content.data, content.queries, content.view, content.views
     oracle, null = content.oracle, content.nulls[content.view.id]
     healths = health.read_views(run, views, content.main)
@@ -171,7 +175,8 @@ def _context(content: Content) -> dict[str, Any]:
     ]
     ids = [v.id for v in views]
     against = [oracle.id] if oracle is not None and oracle.id in ids else []
-    drawings = read_drawings(run, list(dict.fromkeys([view.id, *against, *ids])), symbols)
+    order = list(dict.fromkeys([view.id, *against, *ids]))
+    drawings = read_drawings(run, order, symbols) if drawn else None
     says = [] if oracle is None else [_oracle_says(oracle, q) for q in range(queries.n)]
     payload = _payload(content, exemplars, drawings, says)
     text = queries.n * (len(data.groups) * ROW + len(views) * LINE + CARD) + len(payload)
