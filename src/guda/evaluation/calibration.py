@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def by_probability(p: np.ndarray, agree: np.ndarray, edges: Sequence[float] = ED
     """`p`, `agree` [Q]: the claimed probability of the first group and whether it is right; empty bins are left out.
     Pictures without a claim (NaN) are not counted."""
     found = []
-    for a, b in zip(edges[:-1], edges[1:], strict=True):
+    for a, b in pairwise(edges):
         inside = (p >= a) & ((p <= b) if b == edges[-1] else (p < b))
         if inside.any():
             found.append(_share(f"{100 * a:g}-{100 * b:g} %", agree[inside], float(p[inside].mean())))

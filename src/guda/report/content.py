@@ -84,8 +84,9 @@ class Content:
         if self.oracle is None or view.id == self.oracle.id:
             return None
         agree, p = self.agrees(view), view.first_probability()
+        order: list[str] = [*LABELS]
         kinds = by_kind([v.kind for v in view.verdicts], agree)
-        return ([] if p is None else by_probability(p, agree)), sorted(kinds, key=lambda s: [*LABELS].index(s.claim))
+        return ([] if p is None else by_probability(p, agree)), sorted(kinds, key=lambda s: order.index(s.claim))
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of what went in: weights, data, pictures and the files of scores."""

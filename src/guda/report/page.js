@@ -186,6 +186,7 @@
     controls.reset();
     setTimeout(() => { $("kind").value = a.dataset.kind; draw(); });
   });
-  // On paper nothing unfolds. The table of all methods is left folded where there are many: the CSV has them.
-  addEventListener("beforeprint", () => document.querySelectorAll(list.classList.contains("many") ? "details:not(.methods)" : "details").forEach((d) => (d.open = true)));
+  // Paper cannot unfold. What is there once per method and picture stays folded where it would fill a book.
+  const folded = list.classList.contains("many") ? ":not(.aside):not(.methods)" : ":not(.aside)";
+  addEventListener("beforeprint", () => document.querySelectorAll("details" + folded).forEach((d) => (d.open = true)));
 })();
