@@ -25,6 +25,7 @@ from guda.cli.options import make_engine as _engine
 from guda.cli.options import say as _say
 from guda.cli.prompts import app as prompts
 from guda.cli.reproduce import reproduce
+from guda.cli.serve import serve
 from guda.engine import team
 from guda.errors import GudaError, OneProcess
 
@@ -366,6 +367,7 @@ app.add_typer(prompts, name="prompts")
 app.command()(experiments.tune)
 app.command()(experiments.ablate)
 app.command()(reproduce)
+app.command()(serve)
 app.command()(experiments.pairs)
 
 

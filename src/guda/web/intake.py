@@ -87,7 +87,9 @@ def _header(path: Path, limits: Limits) -> tuple[int, int]:
                 (width, height), frames = file.size, getattr(file, "n_frames", 1)
                 several = frames > 1 and file.format != "MPO"  # a camera's JPEG brings previews of itself
     except Image.DecompressionBombError:
-        raise Refused(f"{path.name} has too many pixels; up to {limits.max_megapixels:g} megapixels are taken") from None
+        raise Refused(
+            f"{path.name} has too many pixels; up to {limits.max_megapixels:g} megapixels are taken"
+        ) from None
     except Exception:  # a damaged header makes Pillow raise nearly anything
         raise Refused(f"{path.name} is damaged: its {kind} header cannot be read") from None
     if width < 1 or height < 1:

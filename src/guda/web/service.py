@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from guda import verbs
 from guda.data.images import ImageData
@@ -22,10 +21,10 @@ from guda.diffusion.queries import set_name
 from guda.engine.here import run_here
 from guda.engine.tasks import Task, pending
 from guda.errors import GudaError
-from guda.methods.base import get_method
+from guda.methods.base import get_method, known_methods
 from guda.methods.elbo import ElboMethod
 from guda.methods.pilot import pilot_tasks
-from guda.methods.placebo import Null
+from guda.methods.placebo import SUFFIX, Null
 from guda.methods.raced import check_race
 from guda.report.cards import MethodView
 from guda.runs.run import Run
@@ -82,7 +81,7 @@ class _Unfinished(Exception):
 class Service:
     def __init__(self, root: str | Path, method: str | None = None, limits: Limits | None = None) -> None:
         """`method`: what the page offers first; default: the recipe's first that can be raced."""
-        self.root, self.limits = Path(root), limits or Limits()
+        self.root, self.limits = Path(root), limits or Limits.model_validate({})
         run = self.run
         self.methods = raceable(run)
         if method is not None and method not in self.methods:
@@ -95,8 +94,10 @@ class Service:
         verbs.variant(run, DEFAULT_RULE, None)  # a run whose scores cannot be raced is refused here
         self.method = method or self.methods[0]
         self._jobs: dict[tuple[str, str, str], Job] = {}
+        self._floors: dict[tuple[str, int], Null | None] = {}
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "guda-scoring")
+        self._closing = False
 
     @property
     def run(self) -> Run:
@@ -126,6 +127,11 @@ class Service:
         import pyarrow.dataset  # what reading the first table would import  # noqa: F401
 
         self.floor(self.method)
+
+    def close(self) -> None:
+        """Pictures that wait are let go; the one under way ends with its present round of tasks."""
+        self._closing = True
+        self._worker.shutdown(wait=True, cancel_futures=True)
 
     # ---- asking
 
@@ -188,10 +194,12 @@ class Service:
         queries, rule, method = key
         run, last = self.run, None
         for scores, _ in verbs.watch(run, queries, method, engine, rule):
-            last = self._snapshot(run, queries, rule, scores, final=False)
+            last = self.snapshot(run, queries, rule, scores, final=False)
             job.tell(last)
+            if self._closing:
+                raise GudaError("the server was stopped; what was computed is kept, ask again when it is back")
         assert last is not None
-        job.tell(self._snapshot(run, queries, rule, last.scores))
+        job.tell(self.snapshot(run, queries, rule, last.scores))
 
     def _replay(self, queries: str, rule: str, method: str) -> Job | None:
         """A job that is done already, where every term is on disk and of these very weights."""
@@ -211,7 +219,7 @@ class Service:
 
     # ---- looking
 
-    def _snapshot(self, run: Run, queries: str, rule: str | None, scores: Scores, final: bool = True) -> Snapshot:
+    def snapshot(self, run: Run, queries: str, rule: str | None, scores: Scores, final: bool = True) -> Snapshot:
         found, asked = get_method(run, scores.method), load_queries(run, queries)
         networks = found.networks() if isinstance(found, ElboMethod) else (0, 1)
         prompt = asked.prompts[asked.ids.index(scores.queries[0])] if asked.prompts else None
@@ -222,13 +230,21 @@ class Service:
         run = self.run
         own = set_name(run, run.recipe.queries)
         for name in sorted(run.query_sets(), key=lambda s: (s != own, s)):
-            if null := verbs.placebo_null(run, name, method):
-                return null
+            path = verbs.scores_path(run, name, method + SUFFIX)
+            if path.is_file():
+                key = (str(path), path.stat().st_mtime_ns)
+                if key not in self._floors:
+                    self._floors[key] = verbs.placebo_null(run, name, method)
+                return self._floors[key]
         return None
 
     def view(self, scores: Scores) -> MethodView:
-        """Ready to be drawn, with the report's own rules."""
-        return MethodView(scores, self.data.groups.sizes, _about(scores.method), self.floor(scores.method))
+        """Ready to be told, by the report's own rules."""
+        return MethodView(scores, self.data.groups.sizes, self.about(scores.method), self.floor(scores.method))
+
+    @staticmethod
+    def about(method: str) -> str:
+        return known_methods()[method].summary if method in known_methods() else ""
 
     @property
     def data(self) -> ImageData:
@@ -243,13 +259,6 @@ def _only(data: ImageData, groups: tuple[str, ...]) -> ImageData:
     return data.only(groups)
 
 
-def _about(method: str) -> str:
-    from guda.methods.base import known_methods
-
-    found = known_methods().get(method)
-    return found.summary if found else ""
-
-
 def raceable(run: Run) -> list[str]:
     """Fitted methods that can be raced, in the recipe's order: the first is what the report shows first, too."""
 
@@ -261,9 +270,3 @@ def raceable(run: Run) -> list[str]:
         return True
 
     return [name for name in verbs.fitted_methods(run) if fits(name)]
-
-
-def describe(run: Run) -> dict[str, Any]:
-    """The run in a few words."""
-    data = load_data(run)
-    return {"recipe": run.recipe.name, "groups": len(asked_groups(run)), "images": data.n, "data": data.name}

@@ -79,4 +79,4 @@ def open_result(
     scores = Scores.read(stored.path)
     if scores.groups != service.data.groups.names:
         raise GudaError(f"{stored.title} is of other groups than are asked about now; score it again")
-    return service._snapshot(run, queries, stored.rule, one_picture(scores, picture or None))
+    return service.snapshot(run, queries, stored.rule, one_picture(scores, picture or None))
