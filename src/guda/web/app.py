@@ -9,6 +9,7 @@ from guda.web import answer, look
 from guda.web.api import api
 from guda.web.ask import ask_tab
 from guda.web.batch import batch_tab
+from guda.web.question import html
 from guda.web.service import Service
 from guda.web.shelf import shelf_tab
 
@@ -25,7 +26,7 @@ def build(service: Service, runs: Path) -> Blocks:
     quick: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     recipe, data = service.run.recipe.name, service.data
     with gr.Blocks(title=f"guda: {recipe}", analytics_enabled=False, delete_cache=(3600, 3600)) as app:
-        gr.HTML(answer.render("top.html.j2", title=TITLE, recipe=recipe, images=data.n, groups=len(data.groups)))
+        html(answer.render("top.html.j2", title=TITLE, recipe=recipe, images=data.n, groups=len(data.groups)))
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Ask", id="ask"):
                 ask_tab(service)
@@ -34,9 +35,9 @@ def build(service: Service, runs: Path) -> Blocks:
             with gr.Tab("Stored results", id="stored") as stored:
                 shelf = shelf_tab(service)
             with gr.Tab("Leaderboard", id="leaderboard") as leaders:
-                board = gr.HTML(look.leaderboard(service), elem_id="leaderboard")
+                board = html(look.leaderboard(service), elem_id="leaderboard")
             with gr.Tab("Runs", id="runs") as others:
-                table = gr.HTML(look.runs_table(runs, service.root), elem_id="runs-table")
+                table = html(look.runs_table(runs, service.root), elem_id="runs-table")
         api(service)
 
         def arrive(request: gr.Request) -> tuple[Any, ...]:

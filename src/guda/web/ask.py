@@ -9,7 +9,7 @@ from typing import Any
 from guda.errors import GudaError
 from guda.report.cards import Scale
 from guda.web import answer
-from guda.web.question import question, rule_of
+from guda.web.question import html, question, rule_of
 from guda.web.service import Job, Service
 from guda.web.snapshot import Snapshot
 
@@ -61,8 +61,8 @@ def ask_tab(service: Service) -> Any:
                 if isinstance(shot, int):
                     yield waits(shot)
                 else:
-                    html, held = answer.answer(service, shot, note, held)
-                    yield html
+                    page, held = answer.answer(service, shot, note, held)
+                    yield page
         except GudaError as e:
             yield answer.refusal(str(e))
 
@@ -84,9 +84,9 @@ def ask_tab(service: Service) -> Any:
             asked = question(service)
             button = gr.Button("Ask which groups it is owed to", variant="primary", elem_id="ask-button")
             c, h, w = service.model.image_shape
-            gr.HTML(answer.render("hints.html.j2", width=w, height=h, grey=c == 1))
+            html(answer.render("hints.html.j2", width=w, height=h, grey=c == 1))
         with gr.Column(scale=3, min_width=320):
-            place = gr.HTML(EMPTY, elem_id="ask-answer")
+            place = html(EMPTY, elem_id="ask-answer")
     button.click(
         ask, [file, prompt, *asked.inputs], place, concurrency_limit=None, show_progress="minimal",
         api_visibility="private",

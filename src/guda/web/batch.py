@@ -9,7 +9,7 @@ from pathlib import Path
 from guda.errors import GudaError
 from guda.web import answer, look
 from guda.web.ask import looks
-from guda.web.question import question, rule_of
+from guda.web.question import html, question, rule_of
 from guda.web.service import Service
 from guda.web.snapshot import Snapshot
 
@@ -59,7 +59,7 @@ def batch_tab(service: Service) -> None:
             asked = question(service)
             button = gr.Button("Ask about all of them", variant="primary", elem_id="batch-button")
         with gr.Column(scale=3, min_width=320):
-            place = gr.HTML(
+            place = html(
                 answer.render("waiting.html.j2", text="One line for each picture will stand here."),
                 elem_id="batch-answer",
             )

@@ -43,6 +43,13 @@ class Question:
         return [self.choice, self.budget, self.own, self.method]
 
 
+def html(value: str, **options: Any) -> Any:
+    """A place for what guda draws, which brings its own style (style.py)."""
+    import gradio as gr
+
+    return gr.HTML(value, apply_default_css=False, **options)
+
+
 def question(service: Service) -> Question:
     """Inside a Gradio Blocks context."""
     import gradio as gr

@@ -73,7 +73,7 @@ def web_app(service: Service, runs: Path, host: str, port: int, auth: tuple[str,
     blocks = build(service, runs)
     return gr.mount_gradio_app(
         outer, blocks, path="/", server_name=host, server_port=port, auth=auth, ssr_mode=False, mcp_server=False,
-        run_history=False, enable_monitoring=False, pwa=False, footer_links=["api"], show_error=True,
+        run_history=False, enable_monitoring=False, pwa=False, footer_links=[], show_error=True,
         max_file_size=int(service.limits.max_mb * 1e6), theme=theme(), head=f"<style>{sheet()}</style>",
         auth_message="This page asks for the name and the password it was started with.",
     )  # fmt: skip

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 
 from guda.errors import GudaError
 from guda.web import answer, look
+from guda.web.question import html
 from guda.web.service import Service
 from guda.web.stored import find, open_result, results
 
@@ -41,8 +42,8 @@ def shelf_tab(service: Service) -> Shelf:
             queries = asked["result"]
             shot = open_result(service, queries, asked.get("method"), asked.get("rule"), picture)
             ids = look.pictures(service.run, queries)
-            html, _ = answer.answer(service, shot)
-            return gr.update(choices=ids, value=shot.picture, visible=len(ids) > 1), html
+            page, _ = answer.answer(service, shot)
+            return gr.update(choices=ids, value=shot.picture, visible=len(ids) > 1), page
         except GudaError as e:
             return gr.update(visible=False), answer.refusal(str(e), "Not found.")
 
@@ -57,8 +58,8 @@ def shelf_tab(service: Service) -> Shelf:
 
     result = gr.Dropdown(choices(), value=None, label="Result", elem_id="shelf-result")
     picture = gr.Dropdown([], label="Picture", visible=False, elem_id="shelf-picture")
-    place = gr.HTML(shown(None)[1], elem_id="shelf-answer")
-    table = gr.HTML(look.stored_table(service), elem_id="shelf-table")
+    place = html(shown(None)[1], elem_id="shelf-answer")
+    table = html(look.stored_table(service), elem_id="shelf-table")
     quick: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     result.input(shown, result, [picture, place], **quick)
     picture.input(lambda value, chosen: shown(value, chosen)[1], [result, picture], place, **quick)
