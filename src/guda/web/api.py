@@ -1,7 +1,7 @@
 """The HTTP API: named endpoints of the app that take plain values and give JSON. docs/web.md documents the fields.
 
-Files come in through Gradio's own component, which hands over nothing but what was uploaded: an endpoint that took a
-path by itself would read any file of the server for whoever asked.
+Files come in through a component that hands over nothing but what was uploaded (question.py): an endpoint that took
+a path by itself would read any file of the server for whoever asked.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from guda.errors import GudaError
 from guda.web import look
 from guda.web.ask import looks
+from guda.web.question import upload
 from guda.web.service import DEFAULT_RULE, Service
 from guda.web.snapshot import Snapshot, to_json
 from guda.web.stored import open_result, results
@@ -74,7 +75,7 @@ def api(service: Service) -> None:
     def text(label: str, value: str = "") -> Any:
         return gr.Textbox(value, label=label, visible=False)
 
-    picture = gr.File(visible=False, label="picture")
+    picture = upload(visible=False, label="picture")
     endpoint("attribute", attribute, [picture, text("prompt"), text("rule", DEFAULT_RULE), text("method")], True)
     endpoint("results", stored, [], False)
     endpoint("result", result, [text("name"), text("method"), text("rule"), text("picture")], False)

@@ -9,7 +9,7 @@ from typing import Any
 from guda.errors import GudaError
 from guda.report.cards import Scale
 from guda.web import answer
-from guda.web.question import html, question, rule_of
+from guda.web.question import html, question, rule_of, upload
 from guda.web.service import Job, Service
 from guda.web.snapshot import Snapshot
 
@@ -69,7 +69,7 @@ def ask_tab(service: Service) -> Any:
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=300):
             limits = service.limits
-            file = gr.File(
+            file = upload(
                 label=f"Picture (PNG, JPEG or WebP; up to {limits.max_mb:g} MB, {limits.max_megapixels:g} megapixels)",
                 height=150, elem_id="ask-file",
             )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from guda.errors import GudaError
 from guda.web import answer, look
 from guda.web.ask import looks
-from guda.web.question import html, question, rule_of
+from guda.web.question import html, question, rule_of, upload
 from guda.web.service import Service
 from guda.web.snapshot import Snapshot
 
@@ -51,7 +51,7 @@ def batch_tab(service: Service) -> None:
 
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=300):
-            files = gr.File(label=f"Pictures (up to {MOST})", file_count="multiple", height=180, elem_id="batch-files")
+            files = upload(label=f"Pictures (up to {MOST})", file_count="multiple", height=180, elem_id="batch-files")
             prompts = gr.Textbox(
                 "", label=f"Their {service.told or 'prompt'}s, one line for each picture, in order, or one for all",
                 lines=4, visible=service.told is not None,

@@ -1,8 +1,9 @@
-"""The question put to a picture, as widgets: which stop rule, which method. The Ask and Batch tabs share it."""
+"""Widgets that the tabs share: places for files and for answers, and the question itself: stop rule and method."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from guda.errors import GudaError
@@ -48,6 +49,26 @@ def html(value: str, **options: Any) -> Any:
     import gradio as gr
 
     return gr.HTML(value, apply_default_css=False, **options)
+
+
+def upload(**options: Any) -> Any:
+    """A place for files, which takes nothing but what was uploaded to it.
+
+    Gradio would also fetch an address that a client names instead of a file; this server asks nothing of the network,
+    and reads no file of its own for a stranger."""
+    import gradio as gr
+    from gradio.utils import get_upload_folder
+
+    file: Any = gr.File(**options)
+    keep = file.async_move_resource_to_block_cache
+
+    async def only_uploads(path: str | Path | None) -> str | None:
+        if path is not None and not Path(path).resolve().is_relative_to(Path(get_upload_folder()).resolve()):
+            raise gr.Error("send the picture itself, not an address or a path", print_exception=False)
+        return await keep(path)
+
+    file.async_move_resource_to_block_cache = only_uploads
+    return file
 
 
 def question(service: Service) -> Question:

@@ -71,6 +71,7 @@ def web_app(service: Service, runs: Path, host: str, port: int, auth: tuple[str,
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     outer.add_middleware(_Policy)
     blocks = build(service, runs)
+    blocks.has_launched = True  # only then does Gradio check that a file it is told of was uploaded to it
     return gr.mount_gradio_app(
         outer, blocks, path="/", server_name=host, server_port=port, auth=auth, ssr_mode=False, mcp_server=False,
         run_history=False, enable_monitoring=False, pwa=False, footer_links=[], show_error=True,
