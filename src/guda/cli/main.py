@@ -26,6 +26,7 @@ from guda.cli.options import say as _say
 from guda.cli.prompts import app as prompts
 from guda.cli.report import report
 from guda.cli.reproduce import reproduce
+from guda.cli.serve import serve
 from guda.engine import team
 from guda.errors import GudaError, OneProcess
 
@@ -376,6 +377,7 @@ app.add_typer(prompts, name="prompts")
 app.command()(experiments.tune)
 app.command()(experiments.ablate)
 app.command()(reproduce)
+app.command()(serve)
 app.command()(experiments.pairs)
 
 
