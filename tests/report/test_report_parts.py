@@ -115,8 +115,8 @@ def test_drawings_are_paid_once_and_follow_the_first_group(tmp_path):
     data = embedded(html)
     drawn = data["drawings"]["methods"]
     assert set(drawn) == {"retrack", "logo"}
-    assert html.count("<symbol") == len({*drawn["retrack"]["full"], *sum(drawn["retrack"]["without"], []),
-                                         *drawn["logo"]["full"], *sum(drawn["logo"]["without"], []),
+    assert html.count("<symbol") == len({*drawn["retrack"]["full"], *(i for row in drawn["retrack"]["without"] for i in row),
+                                         *drawn["logo"]["full"], *(i for row in drawn["logo"]["without"] for i in row),
                                          *(i for i in _exemplars(html))})  # fmt: skip
     retrack = Scores.read(run.path("scores", TINY, "retrack.parquet"))
     for q, card in enumerate(html.split('<li class="card ')[1:]):
