@@ -115,9 +115,8 @@ def test_drawings_are_paid_once_and_follow_the_first_group(tmp_path):
     data = embedded(html)
     drawn = data["drawings"]["methods"]
     assert set(drawn) == {"retrack", "logo"}
-    assert html.count("<symbol") == len({*drawn["retrack"]["full"], *(i for row in drawn["retrack"]["without"] for i in row),
-                                         *drawn["logo"]["full"], *(i for row in drawn["logo"]["without"] for i in row),
-                                         *(i for i in _exemplars(html))})  # fmt: skip
+    rows = [row for m in ("retrack", "logo") for row in (drawn[m]["full"], *drawn[m]["without"])]
+    assert html.count("<symbol") == len({*(i for row in rows for i in row), *_exemplars(html)})
     retrack = Scores.read(run.path("scores", TINY, "retrack.parquet"))
     for q, card in enumerate(html.split('<li class="card ')[1:]):
         shown = card.split('<div class="drawn"')[1].split("</div></div>")[0]
