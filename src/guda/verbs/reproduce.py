@@ -58,7 +58,9 @@ class Reproduction(Config):
     likelihood: dict[str, LikelihoodConfig] = Field(
         {}, description="Log-likelihoods as a second oracle: settings, or scale: settings."
     )
-    partition: PartitionConfig | None = Field(None, description="The same experiment on a noisy partition.")
+    partition: dict[str, PartitionConfig] = Field(
+        {}, description="The same experiment on a noisy partition: settings, or scale: settings."
+    )
     pairs: tuple[tuple[str, str], ...] = Field((), description="Pairs of groups to leave out together.")
     pairs_by: tuple[str, ...] = Field((), description="Unlearned methods that pairs are also asked of.")
     ablations: dict[str, tuple[str, ...]] = Field(
@@ -72,7 +74,7 @@ class Reproduction(Config):
         if not isinstance(value, dict) or not isinstance(value.get("scales"), dict):
             return value
         scales, found = list(value["scales"]), dict(value)
-        for section in ("likelihood", "ablations"):
+        for section in ("likelihood", "partition", "ablations"):
             given = found.pop(section, None)
             if isinstance(given, dict) and given and all(isinstance(v, dict | list) for v in given.values()):
                 if unknown := [s for s in given if s not in scales]:
@@ -141,9 +143,9 @@ def reproduce(
         say(f"{recipe.name}: log-likelihoods")
         # of the oracle alone: that is what methods are held against, and each model more is as much again
         likelihood(run, choose_queries(run), engine, [run.recipe.evaluation.against])
-    if wanted.partition is not None:
+    if scale in wanted.partition:
         say(f"{recipe.name}: the same on a noisy partition")
-        moved = _changed(recipe, "data", partition=wanted.partition.model_dump(mode="json"))
+        moved = _changed(recipe, "data", partition=wanted.partition[scale].model_dump(mode="json"))
         noisy, _ = _carried_out(noisy_root(root), moved, engine)
         partition(run, noisy)
     if wanted.pairs:

@@ -30,7 +30,7 @@ def plan_reproduction(wanted: Reproduction, scale: str = FULL, ablations: bool =
         value = _fits_alone(recipe, str(e))
     own = value["rows"]
     rows = [*_start(wanted), *_placebos(recipe), *_likelihood(wanted, scale, recipe, value)]
-    if wanted.partition is not None:
+    if scale in wanted.partition:
         disk = [r["disk"] for r in own]
         rows.append(
             Budget(
