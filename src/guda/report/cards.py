@@ -232,10 +232,11 @@ class MethodView:
     def to_json(self) -> dict[str, Any]:
         """For switching in the browser; digits enough to print the same as here."""
 
-        def table(values: np.ndarray | None) -> list[list[float | None]] | None:
+        def table(values: np.ndarray | None, more: int) -> list[list[float | None]] | None:
+            """With so many decimals more than are printed: enough to sort and to divide by a group's size."""
             if values is None:
                 return None
-            return [[None if np.isnan(v) else float(f"{v:.7g}") for v in row] for row in values]
+            return [[None if np.isnan(v) else round(float(v), self.digits + more) for v in row] for row in values]
 
         def said(verdicts: list[Verdict]) -> list[list[str]]:
             return [[v.kind, v.headline, v.detail] for v in verdicts]
@@ -245,7 +246,7 @@ class MethodView:
             # races keep an order of their own: a group that left early may have a larger score by chance
             "order": None if (np.diff(np.take_along_axis(self.scores.score, self.order, 1)) <= 0).all()
             else self.order.tolist(),
-            "score": table(self.scores.score), "lo": table(self.lo), "hi": table(self.hi),
+            "score": table(self.scores.score, 5), "lo": table(self.lo, 3), "hi": table(self.hi, 3),
             "null": self.null, "above": None if self.above is None else self.above.tolist(),
             "odds": None if self.scores.p_first is None else
             [[[g, float(f"{p:.3g}")] for g, p in self.odds(q)] for q in range(len(self.scores.queries))],

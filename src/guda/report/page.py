@@ -22,7 +22,7 @@ from guda.report import costs, health, numbers, trust
 from guda.report.cards import PER, MethodView
 from guda.report.content import Content
 from guda.report.drawings import Drawings, read_drawings
-from guda.report.thumbnails import BUDGET, Symbols, data_uri, side_for
+from guda.report.thumbnails import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
 from guda.report.verdict import LABELS
 from guda.runs.run import Run
 from guda.runs.store import write_text
@@ -34,6 +34,7 @@ EXEMPLARS = 4  # training images shown of each group
 SHOWN = 12  # groups of a picture shown at once; the others are folded away
 TINY = 96  # pictures of fewer pixels are enlarged with hard edges
 COMPARED = 3  # groups of each method in the table of all methods
+EXAMPLES = 3_000_000  # bytes of base64 of all training images
 WEIGHT = 28_000_000  # bytes of the page; thumbnails get what text and symbols leave
 ROW, LINE, CARD = 420, 150, 3_000  # bytes at most of a bar, of a method's line, of the rest of a card
 
@@ -42,6 +43,7 @@ PLACEBO_SAYS = (
     "first score above 95 % of placebo scores, its interval not",
     "first score above 95 % of placebo scores",
 )
+ODDS_NONE = ", among groups that do not stand out"
 
 
 def report_path(run: Run, queries: str, variant: str | None = None) -> Path:
@@ -156,13 +158,12 @@ def _payload(content: Content, exemplars: list[tuple[str, ...]], drawings: Drawi
         "oracleName": content.oracle.id if content.oracle else None,
         "oracleSays": says,
         "placeboSays": PLACEBO_SAYS,
+        "oddsNone": ODDS_NONE,
         "labels": LABELS,
         "drawings": None if drawings is None else drawings.to_json(),
         "methods": [v.to_json() for v in content.views],
     }
-    return htmlsafe_json_dumps(
-        value, dumps=lambda v, **_: json.dumps(v, separators=(",", ":"), allow_nan=False, sort_keys=True)
-    )
+    return htmlsafe_json_dumps(value, dumps=lambda v, **_: json.dumps(v, separators=(",", ":"), allow_nan=False))
 
 
 def _context(content: Content, drawn: bool) -> dict[str, Any]:
@@ -170,8 +171,10 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
     oracle, null = content.oracle, content.nulls[content.view.id]
     healths = health.read_views(run, views, content.main)
     symbols = Symbols()
+    small = min(EXEMPLAR, side_for(EXEMPLARS * len(data.groups), EXAMPLES))
     exemplars = [
-        tuple(symbols.add(data.images[i]) for i in data.groups.members(g)[:EXEMPLARS]) for g in range(len(data.groups))
+        tuple(symbols.add(data.images[i], small) for i in data.groups.members(g)[:EXEMPLARS])
+        for g in range(len(data.groups))
     ]
     ids = [v.id for v in views]
     against = [oracle.id] if oracle is not None and oracle.id in ids else []
@@ -204,6 +207,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "null_view": None if null is None else health.NullView(view, null),
         "has_nulls": any(n is not None for n in content.nulls.values()),
         "placebo_says": PLACEBO_SAYS,
+        "odds_none": ODDS_NONE,
         "trust": trust,
         "tables": tables,
         "costs": costs,

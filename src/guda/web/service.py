@@ -37,6 +37,7 @@ from guda.web.intake import Limits, Refused, keep_upload, read_prompt, read_uplo
 from guda.web.snapshot import Snapshot
 
 DEFAULT_RULE = "top1@0.95"
+FILES = ("run.json", "recipe.yaml")  # what an opened run was read from
 
 
 class Job:
@@ -82,6 +83,7 @@ class Service:
     def __init__(self, root: str | Path, method: str | None = None, limits: Limits | None = None) -> None:
         """`method`: what the page offers first; default: the recipe's first that can be raced."""
         self.root, self.limits = Path(root), limits or Limits.model_validate({})
+        self._opened: tuple[tuple[int, ...], Run] | None = None
         run = self.run
         self.methods = raceable(run)
         if method is not None and method not in self.methods:
@@ -101,8 +103,11 @@ class Service:
 
     @property
     def run(self) -> Run:
-        """Opened anew for every question: the recipe may have been edited, and pictures added, by the command line."""
-        return Run.open(self.root)
+        """Opened anew once its recipe was edited: the command line may work on the run beside this server."""
+        stamp = tuple((self.root / name).stat().st_mtime_ns for name in FILES if (self.root / name).is_file())
+        if self._opened is None or self._opened[0] != stamp:
+            self._opened = stamp, Run.open(self.root)
+        return self._opened[1]
 
     @property
     def model(self) -> Denoiser:
