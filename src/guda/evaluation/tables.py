@@ -116,8 +116,8 @@ def _alike(name: str, others: Sequence[str], separated: Mapping[str, bool | None
         return ""
     alike = [m for m in asked if not separated[m]]
     text = f"{NOT_SEPARATED} from {name}: {', '.join(alike) or 'none'}"
-    left = [m for m in others if separated[m] is None]
-    return text + (f" (not tested: {', '.join(left)})" if left else "")
+    left = len(others) - len(asked)
+    return text + (f" ({left} other{'' if left == 1 else 's'} not tested)" if left else "")
 
 
 def footer(entry: DatasetEntry) -> str:
