@@ -112,7 +112,8 @@ def test_own_pictures_and_own_model(guda: Guda, tmp_path: Path) -> None:
     page = guda("report", run)
     assert page.code == 0, page.err
     assert (run / "report.html").is_file(), "src/guda/report/page.py writes nothing yet"
-    assert as_json(guda("report", run, "--json")) == {"report": str(run / "report.html")}
+    told = {"report": str(run / "report.html"), "json": str(run / "report.json")}
+    assert as_json(guda("report", run, "--json", "--no-drawings")) == told
 
     told = program("status", run)
     assert told.code == 0

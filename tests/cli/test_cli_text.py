@@ -101,3 +101,6 @@ def test_a_recipe_is_planned_without_its_data(guda: Guda) -> None:
     assert value["bank"]["full copies"] == value["bank"]["fp32"] == 16 * 4 * 859_520_964
     assert value["bank"]["lora:4"] < 0.01 * value["bank"]["full copies"]
     refused(guda("plan", "digits-of-pi"), "no recipe")
+    told = guda("reproduce", "emoji", "--plan")
+    assert told.code == 0
+    assert "fit logo (18 trainings)" in told.out

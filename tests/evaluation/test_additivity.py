@@ -76,9 +76,10 @@ def test_repeatability_is_the_mean_over_pairs_of_seeds() -> None:
 
 def test_rows_and_markdown() -> None:
     logo, off = additivity(ONE + TWO, ONE, TWO, n=50), additivity(2 * ONE + 2 * TWO, ONE, TWO, n=50)
+    seeds = [RNG.normal(1.0, size=40), RNG.normal(2.0, size=40)]
     rows = (
-        pair_row("logo", ("cat", "d|g"), off, None, 0.5, 50),
-        pair_row("retrack", ("cat", "d|g"), logo, off, None, 50),
+        pair_row("logo", ("cat", "d|g"), off, None, seeds, 50),
+        pair_row("retrack", ("cat", "d|g"), logo, off, (), 50),
     )
     found = PairsFile(queries="q", n_queries=40, seeds=[1, 2], estimand="ELBO: sum over 1 <= t <= 96", rows=rows)
     one, two = pair_rows(found)
@@ -86,8 +87,12 @@ def test_rows_and_markdown() -> None:
     assert one[0] == "cat + d|g, logo"
     assert ADDITIVE not in one[3]
     assert ADDITIVE in two[3]
-    assert one[-1] == "0.50 (one seed with another)"
+    assert one[-1] == f"{np.corrcoef(*seeds)[0, 1]:.2f} (one seed with another)"
+    assert one[-2] == f"{seeds[0].mean():+.3g}, {seeds[1].mean():+.3g}"
+    assert two[-2] == "–"
+    assert "queries off" not in HEADER
     text = pairs_markdown(found)
     assert r"cat + d\|g, retrack" in text
     assert "ELBO: sum over 1 <= t <= 96 (nats), 40 queries, 2 LOGO seeds" in text
+    assert "the noise of retraining is not in the interval" in text
     assert PairsFile.model_validate(found.model_dump(mode="json")) == found

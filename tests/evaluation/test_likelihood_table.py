@@ -6,8 +6,9 @@ from scipy import stats
 
 from guda.errors import GudaError
 from guda.evaluation.bootstrap import query_counts
-from guda.evaluation.likelihood import correlate, weighted_pearson, weighted_ranks
+from guda.evaluation.likelihood import LikelihoodFile, correlate, reliability_sentence, weighted_pearson, weighted_ranks
 from guda.evaluation.metrics import ndcg3_linear, top1
+from guda.evaluation.results import ReliabilityEntry
 
 
 @pytest.fixture
@@ -41,6 +42,19 @@ def test_a_resample_draws_queries_whole_and_ranks_anew(scores: tuple[np.ndarray,
     ranks = weighted_ranks(s.ravel(), w)
     inside = np.repeat(np.arange(48), w[0].astype(int))
     np.testing.assert_allclose(ranks[0, inside], stats.rankdata(s.ravel()[inside]))
+
+
+def test_the_noise_of_the_probes_is_told_where_it_is_known() -> None:
+    def file(seeds: int, **known: ReliabilityEntry) -> LikelihoodFile:
+        return LikelihoodFile(
+            queries="q", n_queries=7, settings={"seeds": seeds}, estimand="log p", correlations={}, reliability=known,
+            note="",
+        )  # fmt: skip
+
+    both = file(2, logo=ReliabilityEntry(one_seed=0.5, mean_of_seeds=2 / 3))
+    assert "logo 0.50 for one, 0.67 for the mean of 2." in reliability_sentence(both)
+    assert "is not known" in reliability_sentence(file(1))
+    assert reliability_sentence(file(2)) == ""  # a file from before it was measured
 
 
 def test_many_cells_are_cut_into_pieces(scores: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:

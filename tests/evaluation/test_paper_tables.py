@@ -148,6 +148,8 @@ def test_sweeps_stand_beside_the_published_sweep_of_the_same_setting() -> None:
     assert [r.cells[0] for r in named_only] == ["10", "100", "1000"]
     assert named_only[0].cells[1] is None
     assert "none but the middle one" in ridge.note
+    (steps,) = sweep_tables("digits", sweep("retrack", "steps"))  # published are epochs
+    assert not any("published" in r.section for r in steps.rows)
     (other,) = sweep_tables("digits", sweep("shift", "lr"))  # nobody published it
     assert not any("published" in r.section for r in other.rows)
 
@@ -191,7 +193,11 @@ def test_both_oracles_and_both_partitions_have_sections() -> None:
     assert text(named(noisy, "LOGO, one retraining (ceiling)", "(b)")["RBO"]) == "-0.05"
     assert text(named(noisy, "D-TRAK", "(b) noisy less clean, published")["Top-3"]) == "+0.002"
     measured = noisy_table("digits", entry(), entry(), changes={"retrack": {"top1": fig(-0.01)}})
-    assert text(named(measured, "retrack", "(b)")["Top-1"]) == "-0.01 [-0.05, +0.03]"
+    assert text(named(measured, "retrack", "(b)")["Top-1"]) == "-0.01 [-0.05, +0.03] n.s."
+    apart = noisy_table("digits", entry(), entry(), changes={"retrack": {"top1": fig(-0.05)}})
+    assert text(named(apart, "retrack", "(b)")["Top-1"]) == "-0.05 [-0.09, -0.01]"
+    assert "n.s.: not separated from no change" in apart.note
+    assert "the noise of retraining is not in the interval" in apart.note
 
 
 def test_correlations() -> None:

@@ -81,6 +81,7 @@ def test_markdown_says_not_separated_and_how_the_oracle_changed() -> None:
     assert "clean 0.70 for one seed, 0.80 for their mean; noisy 0.69 for one seed" in text
     assert "on the same pictures: Top-1 0.90 [0.87, 0.93]" in text
     assert "Top-1 of shift changed" in text
+    assert "the noise of retraining is not in the interval" in text
     apart = found.model_copy(update={"oracle": None})
     assert "drew other pictures" in partition_markdown(apart)
     assert PartitionFile.model_validate(found.model_dump(mode="json")) == found

@@ -130,8 +130,10 @@ def test_the_placebo_line_and_its_verdict(run):
     assert f"up to {100 * (1 - 0.95**3):.0f} % of the pictures" in page.text
     method = embedded(html)["methods"][0]
     assert method["null"] == pytest.approx(line)
-    assert method["above"] == (scores.score.max(axis=1) > line).astype(int).tolist()
-    cards = [a["style"] for t, a in page.tags if t == "li" and a.get("class") == "card"]
+    assert [a > 0 for a in method["above"]] == (scores.score.max(axis=1) > line).tolist()
+    assert [a == 2 for a in method["above"]] == ((scores.score - 2).max(axis=1) > line).tolist()
+    cards = [a["style"] for t, a in page.tags if t == "li" and (a.get("class") or "").startswith("card ")]
+    assert len(cards) == 6
     for q, style in enumerate(cards):  # the line is on the picture's own scale, and always on it
         ends = [0, line, *scores.lo[q], *scores.hi[q]]
         place = 100 * (line - min(ends)) / (max(ends) - min(ends))

@@ -201,7 +201,7 @@ def test_main_method_is_an_elbo_method_other_than_the_oracle(tmp_path):
 def test_every_picture_shows_every_group_ranked_without_javascript(run):
     html = render(run, SET)
     scores = Scores.read(run.path("scores", SET, "retrack.parquet"))
-    cards = html.split('<li class="card"')[1:]
+    cards = html.split('<li class="card ')[1:]
     assert len(cards) == 6
     for q, card in enumerate(cards):
         printed = re.findall(r'<span class="number">([^<]+)</span>', card.split("</ol>")[0])

@@ -147,7 +147,8 @@ def test_another_query_set_is_another_table(run: Run, tmp_path: Path) -> None:
 
 def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
     """Each has a name that is its file's, and settings that its method takes."""
-    files = sorted((recipes_folder() / "ablations").glob("*.yaml"))
+    # the paper's own values go with its own recipe (test_reproduce)
+    files = [f for f in sorted((recipes_folder() / "ablations").glob("*.yaml")) if not f.stem.startswith("paper-")]
     assert [f.stem for f in files] == [
         "bandwidth", "das-aggregate", "das-ridge", "dtrak-ridge", "epochs", "eta", "hybrid", "k", "lambda", "lr",
         "posterior", "shift-lr", "tau", "trak-ridge", "window",

@@ -101,6 +101,7 @@ def test_figures_are_the_terms_differences(done: tuple[Run, PairsFile, dict[str,
     assert row.difference.mean == pytest.approx(np.mean(excess))
     assert row.joint.mean - row.total.mean == pytest.approx(np.mean(excess))
     assert row.repeat == pytest.approx(np.corrcoef(*excess)[0, 1])
+    assert row.by_seed == pytest.approx([float(np.mean(e)) for e in excess])
     assert found.rows[1].against_logo is not None
     assert "0 + 1, retrack" in run.path("pairs.md").read_text()
 

@@ -10,7 +10,9 @@ from tinyrun import Inline, digits_folder, tiny
 
 from guda import verbs
 from guda.errors import GudaError
+from guda.evaluation.published import published
 from guda.methods.base import known_methods
+from guda.runs.recipe import builtin_recipe
 from guda.runs.run import Run
 from guda.verbs.lab import write_tables
 
@@ -88,8 +90,35 @@ def test_the_shipped_experiments_are_complete() -> None:
             recipe = verbs.scaled_recipe(wanted, scale)
             assert set(wanted.methods) <= set(recipe.methods) <= set(known_methods())
             assert "logo" in recipe.methods
-        for sweep in wanted.ablations:
-            assert verbs.read_ablation(sweep).name == sweep
+            for sweep in wanted.ablations.get(scale, ()):
+                assert verbs.read_ablation(sweep).name == sweep
+
+
+def test_the_papers_sweeps_and_likelihoods_are_those_of_the_paper_at_full_scale() -> None:
+    wanted = verbs.read_reproduction("cifar10")
+    full, small = (verbs.scaled_recipe(wanted, s).likelihood for s in ("full", "small"))
+    assert (full.n, full.seeds, full.solver, full.tolerance) == (2048, 5, "adaptive", 1e-5)
+    assert (small.n, small.seeds, small.solver) == (100, 2, "heun")
+    retrack = builtin_recipe("cifar10-paper").methods["retrack"]
+    for sweep, axis in (("paper-lambda", "lambda_forget"), ("paper-k", "k_nearest"), ("paper-lr", "lr")):
+        (found,) = verbs.read_ablation(sweep).axes
+        assert sweep in wanted.ablations["full"]
+        assert sweep not in wanted.ablations["small"]
+        assert found.axis == axis
+        rows = published().table(f"retrack.{axis}").rows
+        assert sorted(map(float, rows)) == [float(v) for _, v in found.labelled()]
+        assert retrack[axis] in [v for _, v in found.labelled()]
+    (epochs,) = verbs.read_ablation("paper-epochs").axes
+    assert epochs.axis == "epochs"
+    assert [label for label, _ in epochs.labelled()] == list(published().table("retrack.epochs").rows)
+    steps = {label: round(value * 5_000 / 128) for label, value in epochs.labelled()}
+    assert steps == {str(n): n * 39 for n in (10, 20, 30, 40, 50)}
+    assert steps["20"] == retrack["steps"]
+
+
+def test_settings_by_scale_name_a_scale_that_there_is(tmp_path: Path) -> None:
+    with pytest.raises(GudaError, match="no scale 'smal'; there are: full"):
+        verbs.read_reproduction(experiment(tmp_path, likelihood={"smal": {"n": 4}}))
 
 
 @pytest.mark.parametrize(

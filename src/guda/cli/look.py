@@ -1,4 +1,4 @@
-"""Verbs that look and change nothing but the report: plan, report, status, methods."""
+"""Verbs that look and change nothing: plan, status, methods."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from guda.cli.options import Json, Method, QuerySet, RunFolder, Workers, say
+from guda.cli.options import Json, Method, RunFolder, Workers, say
 
 
 def plan(
@@ -34,17 +34,6 @@ def plan(
     say(value, plan_text(value), as_json)
 
 
-def report(run: RunFolder, queries: QuerySet = None, as_json: Json = False) -> None:
-    """Write report.html: the pictures, their groups with intervals, and how far to trust them."""
-    from guda import verbs
-    from guda.report.page import write_report
-    from guda.runs.run import Run
-
-    folder = Run.open(run)
-    page = write_report(folder, verbs.choose_queries(folder, queries))
-    say({"report": str(page)}, f"Report: {page}", as_json)
-
-
 def status(run: RunFolder, as_json: Json = False) -> None:
     """What is done, what is left."""
     from guda import verbs
@@ -60,7 +49,7 @@ def status(run: RunFolder, as_json: Json = False) -> None:
             for q, v in value["queries"].items()
         ),
         *(f"  running  {r}" for r in value["running"]),
-        f"  report   {value['report'] or 'none'}",
+        *(f"  report   {r}" for r in value["reports"] or ["none"]),
     ]
     say(value, "\n".join(lines), as_json)
 

@@ -24,7 +24,9 @@ from guda.cli.likelihood import likelihood
 from guda.cli.options import ENGINE, Groups, Json, Method, QuerySet, RunFolder, works
 from guda.cli.options import say as _say
 from guda.cli.prompts import app as prompts
+from guda.cli.report import report
 from guda.cli.reproduce import reproduce
+from guda.cli.serve import serve
 from guda.engine import team
 from guda.errors import GudaError, OneProcess
 
@@ -88,11 +90,13 @@ def demo(
             page, entry = folder.path("report.html"), read_entry(folder.path("evaluation.json"))
             return _show_evaluation(folder.recipe.name, entry, as_json, str(page))
     from guda import verbs
+    from guda.report.drawings import draw_missing
     from guda.report.page import write_report
 
     folder = folder or verbs.init(run, recipe)
     entry = verbs.pipeline(folder, engine)
     name = verbs.choose_queries(folder)
+    draw_missing(folder, verbs.scored_methods(folder, name), engine)
     page = write_report(folder, name)
     scored = [f"scores/{name}/{m}.parquet" for m in folder.recipe.methods]
     folder.finish("demo", ["evaluation.json", "report.html", *scored])
@@ -370,7 +374,7 @@ def health(
 
 
 app.command()(likelihood)
-for _verb in (look.plan, look.report, look.status, look.methods):
+for _verb in (look.plan, report, look.status, look.methods):
     app.command()(_verb)
 app.command()(figure)
 app.add_typer(bank, name="bank")
@@ -378,6 +382,7 @@ app.add_typer(prompts, name="prompts")
 app.command()(experiments.tune)
 app.command()(experiments.ablate)
 app.command()(reproduce)
+app.command()(serve)
 app.command()(experiments.pairs)
 
 

@@ -29,7 +29,7 @@ def reproduce(
 
     wanted = verbs.read_reproduction(name)
     if plan:
-        found = verbs.outline(verbs.scaled_recipe(wanted, scale), None)
+        found = verbs.plan_reproduction(wanted, scale, ablations)
         return say(found, outline_text(found), as_json)
     stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
     root = run or Path("runs") / (f"reproduce-{stem}" if scale == "full" else f"reproduce-{stem}-{scale}")

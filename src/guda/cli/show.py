@@ -96,16 +96,25 @@ def outline_text(value: dict[str, Any]) -> str:
     """`guda plan RECIPE` for people."""
     from guda.evaluation.tables import human_count
 
+    wide = max(44, *(len(r["what"]) + 1 for r in value["rows"]))
     lines = [
         f"{value['recipe']}: {value['groups']} of {value['of']} groups, {human_count(value['parameters'])} parameters, "
-        f"{value['queries']} queries, {value['evals_per_model_and_query']} evaluations per model and query",
-        f"  {'to do':<44}{'evaluations':>14}{'disk':>12}",
+        f"{_known(value['queries'])} queries, {_known(value['evals_per_model_and_query'])} evaluations per model and "
+        "query",
+        f"  {'to do':<{wide}}{'evaluations':>14}{'disk':>12}",
     ]
-    lines += [f"  {r['what']:<44}{human_count(r['evals']):>14}{_bytes(r['disk']):>12}" for r in value["rows"]]
-    lines.append(f"  a bank of {value['groups']} counterfactuals takes")
+    lines += [f"  {r['what']:<{wide}}{human_count(r['evals']):>14}{_bytes(r['disk']):>12}" for r in value["rows"]]
+    if value["bank"]:
+        lines.append(f"  a bank of {value['groups']} counterfactuals takes")
     lines += [f"    {store:<14}{_bytes(size):>12}" for store, size in value["bank"].items()]
     return "\n".join([*lines, value["note"]])
 
 
-def _bytes(n: float) -> str:
+def _known(n: int | None) -> str:
+    return "–" if n is None else str(n)
+
+
+def _bytes(n: float | None) -> str:
+    if n is None:
+        return "–"
     return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"

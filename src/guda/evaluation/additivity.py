@@ -21,7 +21,7 @@ from pydantic import Field, FiniteFloat
 
 from guda.evaluation.bootstrap import Interval, bootstrap_mean, percentile_interval, resampled_means
 from guda.evaluation.results import Figure
-from guda.evaluation.tables import MISSING, markdown_table
+from guda.evaluation.tables import GIVEN, MISSING, markdown_table
 from guda.runs.recipe import Config
 from guda.scoring.estimate import difference
 
@@ -89,7 +89,10 @@ class PairRow(Config):
     difference: Figure = Field(description="joint - sum, nats")
     ratio: Figure | None = Field(description="mean joint / mean sum; null where the sum may be 0")
     correlation: Figure | None = Field(description="of joint and sum over queries")
-    off: int | None = Field(description="queries whose own excess is told from 0 at 95 %")
+    off: int | None = Field(
+        description="queries whose own excess is beyond the noise of scoring at 95 %, given the models"
+    )
+    by_seed: list[FiniteFloat] | None = Field(None, description="LOGO: mean joint - sum of every seed, nats")
     repeat: FiniteFloat | None = Field(None, description="LOGO: correlation of the excess between two seeds")
     against_logo: Figure | None = Field(None, description="correlation over queries of this excess with LOGO's")
 
@@ -116,20 +119,21 @@ def figure(interval: Interval) -> Figure:
     return Figure(mean=interval.mean, lo=interval.lo, hi=interval.hi)
 
 
-def pair_row(method: str, pair: tuple[str, str], found: Additivity, logo: Additivity | None, repeat: float | None,
-             n: int = 2000, seed: int = 0) -> PairRow:  # fmt: skip
-    """`logo`: the oracle's excess, for a row of another method."""
+def pair_row(method: str, pair: tuple[str, str], found: Additivity, logo: Additivity | None,
+             excesses: Sequence[Array] = (), n: int = 2000, seed: int = 0) -> PairRow:  # fmt: skip
+    """`logo`: the oracle's excess, for a row of another method; `excesses`: the oracle's own, by seed."""
     against = None if logo is None else pearson(found.excess, logo.excess, n, seed)
     return PairRow(
         method=method, a=pair[0], b=pair[1], joint=figure(found.joint), total=figure(found.total),
         difference=figure(found.difference), ratio=figure(found.ratio) if found.ratio else None,
-        correlation=figure(found.correlation) if found.correlation else None, off=found.off, repeat=repeat,
+        correlation=figure(found.correlation) if found.correlation else None, off=found.off,
+        repeat=repeatability(excesses), by_seed=[float(e.mean()) for e in excesses] or None,
         against_logo=figure(against) if against else None,
     )  # fmt: skip
 
 
-HEADER = ("pair, method", "joint", "sum of singles", "joint - sum", "joint / sum", "r(joint, sum)", "queries off",
-          "r(excess, LOGO's)")  # fmt: skip
+HEADER = ("pair, method", "joint", "sum of singles", "joint - sum", "joint / sum", "r(joint, sum)",
+          "queries beyond scoring noise", "joint - sum by LOGO seed", "r(excess, LOGO's)")  # fmt: skip
 
 
 def _nats(f: Figure) -> str:
@@ -147,6 +151,7 @@ def pair_rows(found: PairsFile) -> list[tuple[str, ...]]:
             f"{r.a} + {r.b}, {r.method}", _nats(r.joint), _nats(r.total),
             _nats(r.difference) + (f", {ADDITIVE}" if r.additive else ""), _plain(r.ratio), _plain(r.correlation),
             MISSING if r.off is None else f"{r.off} of {found.n_queries}",
+            ", ".join(f"{x:+.3g}" for x in r.by_seed) if r.by_seed else MISSING,
             _plain(r.against_logo) if r.repeat is None else f"{r.repeat:.2f} (one seed with another)",
         )
         for r in found.rows
@@ -162,4 +167,4 @@ def pairs_title(found: PairsFile) -> str:
 
 
 def pairs_markdown(found: PairsFile) -> str:
-    return f"**{pairs_title(found)}**\n\n{markdown_table(HEADER, pair_rows(found))}\n\n{found.sign}.\n"
+    return f"**{pairs_title(found)}**\n\n{markdown_table(HEADER, pair_rows(found))}\n\n{found.sign}. {GIVEN}\n"

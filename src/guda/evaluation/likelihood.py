@@ -55,7 +55,8 @@ def reliability_sentence(file: LikelihoodFile) -> str:
         for m, r in file.reliability.items()
     ]
     if not found:
-        return "One probe seed: how far its noise lowers the figures is not known."
+        one = file.settings.get("seeds") == 1  # else a file from before it was measured
+        return "One probe seed: how far its noise lowers the figures is not known." if one else ""
     return f"Reliability of delta log p over probe seeds, same models (Spearman-Brown): {'; '.join(found)}."
 
 
@@ -125,7 +126,7 @@ def likelihood_markdown(file: LikelihoodFile) -> str:
     lines = [f"**{title(file)}**", "", "| counterfactuals | " + " | ".join(COLUMNS.values()) + " |"]
     lines.append("| --- |" + " ---: |" * len(COLUMNS))
     lines += ["| " + " | ".join(row) + " |" for row in correlation_rows(file)]
-    parts = ["\n".join([*lines, "", f"{file.note} {reliability_sentence(file)}"]) + "\n"]
+    parts = ["\n".join([*lines, "", f"{file.note} {reliability_sentence(file)}".strip()]) + "\n"]
     parts += [markdown(ORACLES[name], entry) for name, entry in file.oracles.items()]
     return "\n".join(parts)
 

@@ -15,7 +15,7 @@ from guda.evaluation.paper_table import Cell, Column, Number, PaperTable, Row, c
 from guda.evaluation.published import CORRELATIONS, TIMES, Duration, PublishedTable, published
 from guda.evaluation.results import Cost, DatasetEntry, Figure
 from guda.evaluation.sweep import SweepFile
-from guda.evaluation.tables import ceiling_name, footer
+from guda.evaluation.tables import GIVEN, ceiling_name, footer
 from guda.evaluation.timing import Timing, one_retraining
 
 NAMES = {"pearson": "Pearson"} | LABELS
@@ -27,7 +27,6 @@ SWEPT = (
     Column("Top-1 / ceiling", interval=True), Column("fit evals / group"), Column("LOGO / fit evals"),
     Column("fit time", unit="s"),
 )  # fmt: skip
-ALIKE = {"retrack.steps": "retrack.epochs"}  # our axis -> the published one of the same meaning
 
 
 def _metric_columns(metrics: Iterable[str]) -> tuple[Column, ...]:
@@ -159,13 +158,13 @@ def sweep_tables(name: str, sweep: SweepFile, same_data: bool = False) -> list[P
     """One table per axis: epochs, lambda, K, lr, DAS's ridge and aggregation, TRAK's ridge, or anything else swept."""
     found = []
     for axis in dict.fromkeys(row.axis for row in sweep.rows):
-        key = f"{sweep.method}.{axis}"
-        table = published().tables.get(ALIKE.get(key, key))
+        table = published().tables.get(f"{sweep.method}.{axis}")  # the same axis: steps do not stand beside epochs
         metrics = table.metrics if table else SIX
         here = _here(name, sweep.oracle)
         logo = sweep.oracle.methods.get(CEILING, Cost())
-        rows = [Row((ceiling_name(sweep.oracle.ceiling), *(figure((sweep.oracle.ceiling or {}).get(m)) for m in metrics), None,
-                     count(logo.fit_evals), None, seconds(one_retraining(sweep.oracle).fit_seconds)), here)]  # fmt: skip
+        own: tuple[Cell, ...] = tuple(figure((sweep.oracle.ceiling or {}).get(m)) for m in metrics)
+        spent = (None, count(logo.fit_evals), None, seconds(one_retraining(sweep.oracle).fit_seconds))
+        rows = [Row((ceiling_name(sweep.oracle.ceiling), *own, *spent), here)]
         for row in (r for r in sweep.rows if r.axis == axis):
             after = (
                 figure((row.ratio_to_ceiling or {}).get("top1")), count(row.fit_evals),
@@ -180,10 +179,11 @@ def sweep_tables(name: str, sweep: SweepFile, same_data: bool = False) -> list[P
             kept = ", ".join(f"{k} = {v:g}" if isinstance(v, float) else f"{k} = {v}" for k, v in table.fixed.items())
             section = f"{there(table, same_data)}, {table.axis} at {kept}" if kept else there(table, same_data)
             rows += _theirs(table, section, len(SWEPT))
+        what = f"{table.title[0].lower()}{table.title[1:]} ({axis})" if table else axis
         found.append(
             PaperTable(
-                f"{sweep.name}-{axis}" if sweep.name != axis else axis,
-                f"{name}: {sweep.method}, {table.title[0].lower() + table.title[1:] if table else axis} ({axis})",
+                sweep.name if sweep.name.endswith(axis) else f"{sweep.name}-{axis}",
+                f"{name}: {sweep.method}, {what}",
                 (Column(axis), *_metric_columns(metrics), *SWEPT), tuple(rows),
                 _sentence(sweep.about, footer(sweep.oracle), sweep.note, table.note if table else None),
             )
@@ -235,6 +235,12 @@ def oracles_table(name: str, elbo: DatasetEntry, likelihood: DatasetEntry, same_
     )
 
 
+def _change(value: Figure) -> Cell:
+    """A change with its interval, marked where that covers 0."""
+    text = f"{value.mean:+.2f} [{value.lo:+.2f}, {value.hi:+.2f}]"
+    return Number(value.mean, text + (" n.s." if value.lo <= 0 <= value.hi else ""), value.lo, value.hi)
+
+
 # ---- noisy partition ----------------------------------------------------------------------------------------------
 
 
@@ -260,12 +266,16 @@ def noisy_table(
             given = ((changes or {}).get(method) or {}).get(m)
             one, two = before.get(m), after.get(m)
             plain = None if one is None or two is None else two.mean - one.mean
-            cells.append(figure(given, signed=True) if given else number(plain, 2, signed=True))
+            cells.append(_change(given) if given else number(plain, 2, signed=True))
         rows.append(Row((label, *cells), section))
     for what, key in (("(a) ", "noisy.figures"), ("(b) noisy less clean, ", "noisy.change")):
         table = published().table(key)
         rows += _theirs(table, there(table, same_data, what), 0, signed=key == "noisy.change")
-    unpaired = None if changes else "Changes here are differences of means; their intervals were not measured."
+    unpaired = (
+        f"n.s.: not separated from no change at 95 %. {GIVEN}"
+        if changes
+        else "Changes here are differences of means; their intervals were not measured."
+    )
     return PaperTable(
         "noisy", f"{name}: a noisy partition", (Column("method"), *_metric_columns(SIX)), tuple(rows),
         _sentence(footer(noisy), unpaired),

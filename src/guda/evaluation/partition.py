@@ -21,7 +21,7 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX
 from guda.evaluation.results import DatasetEntry, Figure
-from guda.evaluation.tables import MISSING, NOT_SEPARATED, ceiling_name, figure_text, markdown_table
+from guda.evaluation.tables import GIVEN, MISSING, NOT_SEPARATED, ceiling_name, figure_text, markdown_table
 from guda.runs.recipe import Config
 
 
@@ -139,4 +139,4 @@ def _oracle_sentence(found: PartitionFile) -> str:
 def partition_note(rows: Sequence[PartitionRow]) -> str:
     changed = [_name(r) for r in rows if "top1" in r.separated]
     told = f"Top-1 of {', '.join(changed)} changed" if changed else "no Top-1 changed by more than its interval"
-    return f"Changes are noisy - clean, unpaired: other models, another oracle. At 95 %, {told}."
+    return f"Changes are noisy - clean, unpaired: other models, another oracle. At 95 %, {told}. {GIVEN}"

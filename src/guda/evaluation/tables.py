@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MISSING = "–"
 NOT_SEPARATED = "not separated"
+GIVEN = "Intervals are given these trained models; the noise of retraining is not in the interval."
 CEILING_NAME = "LOGO, one retraining (ceiling)"
 NO_CEILING = "LOGO (no ceiling: one seed)"
 COST_COLUMNS = ("fit evals/group", "fit time", "score evals/query", "score time")
@@ -115,8 +116,8 @@ def _alike(name: str, others: Sequence[str], separated: Mapping[str, bool | None
         return ""
     alike = [m for m in asked if not separated[m]]
     text = f"{NOT_SEPARATED} from {name}: {', '.join(alike) or 'none'}"
-    left = [m for m in others if separated[m] is None]
-    return text + (f" (not tested: {', '.join(left)})" if left else "")
+    left = len(others) - len(asked)
+    return text + (f" ({left} other{'' if left == 1 else 's'} not tested)" if left else "")
 
 
 def footer(entry: DatasetEntry) -> str:

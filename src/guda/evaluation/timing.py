@@ -73,7 +73,7 @@ def rate(tasks: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
 
 
 SAME_WORK = "never, same cost per query"
-SAME_TIME = "never seen, times per query not separated"
+SAME_TIME = "times per query not separated"
 
 
 def alike(one: Timing, two: Timing) -> str | None:

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from guda.methods.placebo import Null
-from guda.report.numbers import decimals, interval, plain, signed
+from guda.report.numbers import decimals, interval, plain, probability, signed
 from guda.report.verdict import Kind, Verdict, verdict
 from guda.scoring.scores import GroupScore, Scores
 
 PER = 1000  # images
 TICKS = 4
+ODDS, LEAST = 3, 0.005  # groups of a picture whose probability of being first is told beside its verdict, if it is more
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,18 @@ class MethodView:
     def __init__(self, scores: Scores, sizes: Sequence[int], about: str, null: Null | None = None) -> None:
         self.scores, self.sizes, self.about = scores, np.asarray(sizes, np.float64), about
         self.null = None if null is None else null.quantile()  # what 95 % of placebo scores are below
-        self.above = None if null is None else null.clears(scores)
         self.id, self.unit, self.estimand = scores.method, scores.unit, scores.estimand
         known = scores.lo is not None and scores.hi is not None and bool(np.isfinite(scores.lo).any())
         self.lo, self.hi = (scores.lo, scores.hi) if known else (None, None)  # NaN: a race saw the group only once
         self.digits = decimals(scores.score)
+        self.above = None if null is None else self._above(null)
+
+    def _above(self, null: Null) -> np.ndarray:
+        """[Q]: 0 if the first score is not above 95 % of placebo scores, 2 if its whole interval is, 1 in between."""
+        first = self.order[:, :1]
+        lo = self.scores.score if self.lo is None else np.where(np.isnan(self.lo), self.scores.score, self.lo)
+        whole = np.take_along_axis(lo, first, 1)[:, 0] > null.quantile()
+        return null.clears(self.scores).astype(int) + (null.clears(self.scores) & whole)
 
     @property
     def nats(self) -> bool:
@@ -137,6 +145,22 @@ class MethodView:
         """Groups of every picture, best first; ties by group order."""
         return np.argsort(self.scores.rank, axis=1, kind="stable")
 
+    def first_probability(self) -> np.ndarray | None:
+        """[Q]: of each picture's first group; None where the method tells none."""
+        p = self.scores.p_first
+        return None if p is None or np.isnan(p).all() else np.take_along_axis(p, self.order[:, :1], 1)[:, 0]
+
+    def odds(self, q: int) -> list[tuple[int, float]]:
+        """(group, probability of being first) of those that may well be, most probable first."""
+        if self.scores.p_first is None:
+            return []
+        p = self.scores.p_first[q]
+        return [(int(g), float(p[g])) for g in np.argsort(-p, kind="stable") if p[g] >= LEAST]
+
+    def told_odds(self, q: int) -> list[tuple[str, str]]:
+        """The same in words: (group, probability)."""
+        return [(self.scores.groups[g], probability(p)) for g, p in self.odds(q)[:ODDS]]
+
     def counts(self) -> dict[Kind, int]:
         """Pictures per verdict; the three that are possible with intervals are counted even where there are none."""
         found = Counter(v.kind for v in self.verdicts)
@@ -184,6 +208,8 @@ class MethodView:
         if self.nats:
             per = signed(float(self.per_score[q, g]), self.per_digits)
             title += f"; {per} per {PER:,} images (group of {int(self.sizes[g]):,})"
+        if self.scores.p_first is not None and not np.isnan(self.scores.p_first[q, g]):
+            title += f"; first with probability {probability(float(self.scores.p_first[q, g]))}"
         kind = ("neg" if value < 0 else "pos") + (" sure" if sure else " open" if lo is None else "")
         return Row(g, name, kind, style, text, between, title)
 
@@ -206,18 +232,24 @@ class MethodView:
     def to_json(self) -> dict[str, Any]:
         """For switching in the browser; digits enough to print the same as here."""
 
-        def table(values: np.ndarray | None) -> list[list[float | None]] | None:
+        def table(values: np.ndarray | None, more: int) -> list[list[float | None]] | None:
+            """With so many decimals more than are printed: enough to sort and to divide by a group's size."""
             if values is None:
                 return None
-            return [[None if np.isnan(v) else float(f"{v:.9g}") for v in row] for row in values]
+            return [[None if np.isnan(v) else round(float(v), self.digits + more) for v in row] for row in values]
 
         def said(verdicts: list[Verdict]) -> list[list[str]]:
             return [[v.kind, v.headline, v.detail] for v in verdicts]
 
         return {
             "id": self.id, "unit": self.unit, "about": self.about, "estimand": self.estimand,
-            "score": table(self.scores.score), "lo": table(self.lo), "hi": table(self.hi),
-            "null": self.null, "above": None if self.above is None else self.above.astype(int).tolist(),
+            # races keep an order of their own: a group that left early may have a larger score by chance
+            "order": None if (np.diff(np.take_along_axis(self.scores.score, self.order, 1)) <= 0).all()
+            else self.order.tolist(),
+            "score": table(self.scores.score, 5), "lo": table(self.lo, 3), "hi": table(self.hi, 3),
+            "null": self.null, "above": None if self.above is None else self.above.tolist(),
+            "odds": None if self.scores.p_first is None else
+            [[[g, float(f"{p:.3g}")] for g, p in self.odds(q)] for q in range(len(self.scores.queries))],
             "digits": self.digits, "width": self.width(), "verdicts": said(self.verdicts),
             "perDigits": self.per_digits, "perWidth": self.width(PER / self.sizes, self.per_digits),
             "perVerdicts": said(self.per_verdicts) if self.nats else None,

@@ -22,7 +22,7 @@ from guda.evaluation.timing import Timing, timings
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod
 from guda.report import figures, pictures
-from guda.report.page import main_method
+from guda.report.content import main_method
 from guda.report.same_noise import same_noise, same_noise_tasks
 from guda.report.trust import read_evaluation
 from guda.runs.run import Run

@@ -36,3 +36,9 @@ def percent(value: float) -> str:
     if 0 < value < 0.005:
         return "<1 %"
     return ">99 %" if 0.995 <= value < 1 else f"{100 * value:.0f} %"
+
+
+def probability(value: float) -> str:
+    """61 %, on one line; an estimate is never quite 0 or 100 %."""
+    text = "<1" if value < 0.005 else ">99" if value >= 0.995 else f"{100 * value:.0f}"
+    return f"{text}\N{NO-BREAK SPACE}%"

@@ -12,6 +12,8 @@
     verdict: el.querySelector(".verdict"),
     oracle: el.querySelector(".oracle-says"),
     placebo: el.querySelector(".placebo-says"),
+    odds: el.querySelector(".odds"),
+    drawn: el.querySelector(".drawn"),
     top: [...el.querySelectorAll(".top figure")],
   }));
   const controls = $("controls");
@@ -54,11 +56,28 @@
         lo: known(m.lo, q, g, factor[g]),
         hi: known(m.hi, q, g, factor[g]),
       }));
-      rows.sort((a, b) => b.v - a.v || a.g - b.g);
+      if (m.order && !per) rows.splice(0, rows.length, ...m.order[q].map((g) => rows[g]));
+      else rows.sort((a, b) => b.v - a.v || a.g - b.g);
       const [kind, headline, detail] = (per ? m.perVerdicts : m.verdicts)[q];
-      return { rows, kind, headline, detail, top: rows[0].v, margin: rows[0].v - rows[1].v };
+      return { rows, kind, headline, detail, top: rows[0].v, margin: rows[0].v - rows[1].v, odds: per ? null : m.odds && m.odds[q] };
     });
     return { m, per, digits: per ? m.perDigits : m.digits };
+  };
+
+  const probability = (p) => (p < 0.005 ? "<1" : p >= 0.995 ? ">99" : Math.round(100 * p)) + "\u00a0%";
+  // Whose pictures stand for the method, and which columns of them: a group's own prompt first (report/drawings.py).
+  const drawn = (card, m, g) => {
+    const d = D.drawings.methods[m.id], n = D.drawings.columns.length;
+    card.drawn.hidden = !d;
+    if (!d) return;
+    const all = [...Array(n).keys()], own = D.drawings.own && g < n;
+    const columns = (own ? [g, ...all.filter((c) => c !== g)] : all).slice(0, D.drawings.shown);
+    const [full, without] = card.drawn.children;
+    without.firstElementChild.lastElementChild.textContent = D.groups[g].name;
+    columns.forEach((c, i) => {
+      full.querySelectorAll("use")[i].setAttribute("href", "#" + d.full[c]);
+      without.querySelectorAll("use")[i].setAttribute("href", "#" + d.without[g][c]);
+    });
   };
 
   const span = (cls, text) => {
@@ -75,10 +94,18 @@
     const common = $("scale").value === "common" ? scaleOf(shown.flatMap((s) => every(s.rows))) : null;
     const unit = per ? `${m.unit} per 1,000 images` : m.unit;
     for (const card of cards) {
-      const { rows, kind, headline, detail } = shown[card.q];
+      const { rows, kind, headline, detail, odds } = shown[card.q];
+      card.el.className = "card " + kind;
       const s = common || scaleOf(every(rows)), zero = s.at(0);
       card.el.style.setProperty("--zero", zero + "%");
       if (line !== null) card.el.style.setProperty("--null", s.at(line) + "%");
+      card.odds.hidden = !odds || !odds.length;
+      card.odds.replaceChildren(`probability of being first${kind === "none" ? D.oddsNone : ""}: `, ...(odds || []).slice(0, 3).flatMap(([g, p], i) => {
+        const name = document.createElement("b");
+        name.textContent = D.groups[g].name;
+        return [i ? ", " : "", name, "\u00a0" + probability(p)];
+      }));
+      if (card.drawn) drawn(card, m, rows[0].g);
       if (card.placebo) {
         card.placebo.hidden = line === null;
         card.placebo.classList.toggle("below", line !== null && !m.above[card.q]);
@@ -98,6 +125,7 @@
         const between = r.lo === null ? "" : `[${plain(r.lo, digits)}, ${plain(r.hi, digits)}]`;
         li.className = (r.v < 0 ? "neg" : "pos") + (r.lo !== null && (r.lo > 0 || r.hi < 0) ? " sure" : r.lo === null ? " open" : "") + (r.g === gold ? " gold" : "");
         li.title = `${D.groups[r.g].name}: ${signed(r.v, digits)} ${between} ${unit} (group of ${D.groups[r.g].size.toLocaleString("en-US")})`;
+        if (odds) li.title += `; first with probability ${probability((odds.find(([g]) => g === r.g) || [0, 0])[1])}`;
         li.style.setProperty("--a", Math.min(at, zero) + "%");
         li.style.setProperty("--w", Math.abs(at - zero) + "%");
         if (r.lo === null) li.style.removeProperty("--h");
@@ -121,6 +149,8 @@
     list.classList.toggle("bare", !m.lo);
     list.classList.toggle("nulled", line !== null);
     if ($("null-key")) $("null-key").hidden = line === null;
+    const kinds = Object.keys(D.labels).map((k) => [shown.filter((s) => s.kind === k).length, D.labels[k].toLowerCase(), k]);
+    $("tally").textContent = `By ${m.id}${per ? ", per 1,000 images" : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && k !== "unmeasured")).map(([n, label]) => `${n} ${label}`).join(", ")}.`;
     $("view").disabled = !m.perVerdicts;
     arrange();
   };
@@ -152,5 +182,11 @@
   $("nothing").querySelector("button").addEventListener("click", () => controls.reset());
   if ($("method").value !== String(D.main) || $("view").value !== "group" || $("scale").value !== "own") draw();
   else arrange();
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));
+  for (const a of document.querySelectorAll("a[data-kind]")) a.addEventListener("click", () => {
+    controls.reset();
+    setTimeout(() => { $("kind").value = a.dataset.kind; draw(); });
+  });
+  // Paper cannot unfold. What is there once per method and picture stays folded where it would fill a book.
+  const folded = list.classList.contains("many") ? ":not(.aside):not(.methods)" : ":not(.aside)";
+  addEventListener("beforeprint", () => document.querySelectorAll("details" + folded).forEach((d) => (d.open = true)));
 })();

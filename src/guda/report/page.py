@@ -9,94 +9,80 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from guda.data.images import ImageData
-from guda.data.queries import Queries
-from guda.diffusion.models import asked_groups, load_data, model_digest
-from guda.errors import GudaError, Mismatch
+from guda.errors import GudaError
 from guda.evaluation import tables
-from guda.report import health, numbers, trust
+from guda.report import costs, health, numbers, trust
 from guda.report.cards import PER, MethodView
-from guda.report.thumbnails import Symbols, data_uri, side_for
+from guda.report.content import Content
+from guda.report.drawings import Drawings, read_drawings
+from guda.report.thumbnails import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
 from guda.report.verdict import LABELS
 from guda.runs.run import Run
-from guda.runs.store import digest_file, write_text
+from guda.runs.store import write_text
 from guda.scoring.drift import SUBTRACTED
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
 
 TEMPLATE = "page.html.j2"
 EXEMPLARS = 4  # training images shown of each group
 SHOWN = 12  # groups of a picture shown at once; the others are folded away
 TINY = 96  # pictures of fewer pixels are enlarged with hard edges
+COMPARED = 3  # groups of each method in the table of all methods
+EXAMPLES = 3_000_000  # bytes of base64 of all training images
+WEIGHT = 28_000_000  # bytes of the page; thumbnails get what text and symbols leave
+ROW, LINE, CARD = 420, 150, 3_000  # bytes at most of a bar, of a method's line, of the rest of a card
 
-PLACEBO_SAYS = ("does not stand out from placebo groups", "first score above 95 % of placebo scores")
+PLACEBO_SAYS = (
+    "does not stand out from placebo groups",
+    "first score above 95 % of placebo scores, its interval not",
+    "first score above 95 % of placebo scores",
+)
+ODDS_NONE = ", among groups that do not stand out"
 
 
-def write_report(run: Run, queries: str) -> Path:
-    """Write the report on one scored query set; returns its file."""
-    path = run.path("report.html")
-    write_text(path, render(run, queries))
+def report_path(run: Run, queries: str, variant: str | None = None) -> Path:
+    """RUN/report.html for the run's own set; other sets and raced scores have files of their own."""
+    from guda.verbs import choose_queries
+
+    try:
+        own = choose_queries(run) == queries
+    except GudaError:  # several sets and none is the recipe's
+        own = False
+    if own and variant is None:
+        return run.path("report.html")
+    return run.path("-".join(["report", queries, *([variant] if variant else [])]) + ".html")
+
+
+def write_report(run: Run, queries: str, variant: str | None = None, out: Path | None = None) -> Path:
+    """Write the report on one scored query set; returns its file. `variant`: of raced scores, the stop rule's name."""
+    return write_content(Content.read(run, queries, variant), out or report_path(run, queries, variant))
+
+
+def write_content(content: Content, path: Path, drawn: bool = True) -> Path:
+    """`drawn`: with the same-noise pictures that are there."""
+    write_text(path, render_content(content, drawn))
     return path
 
 
-def render(run: Run, queries: str) -> str:
+def render(run: Run, queries: str, variant: str | None = None) -> str:
+    return render_content(Content.read(run, queries, variant))
+
+
+def render_content(content: Content, drawn: bool = True) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("guda.report", "."), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters |= {"percent": numbers.percent, "signed": numbers.signed}
-    return environment.get_template(TEMPLATE).render(**_context(run, queries))
-
-
-def read_scores(run: Run, data: ImageData, queries: Queries, name: str) -> list[Scores]:
-    """Every method's scores of the set, refused where they are of other pictures or groups."""
-    from guda.verbs import scored_methods, scores_path
-
-    methods = scored_methods(run, name)
-    if not methods:
-        raise GudaError(f"no scores of {name!r} in {run.root}; run: guda score {run.root} --queries {name}")
-    found = [Scores.read(scores_path(run, name, m)) for m in methods]
-    for scores in found:
-        fix = f"run: guda score {run.root} --queries {name}"
-        if scores.queries != queries.ids:
-            raise Mismatch(f"{scores.method}: scores are of other queries than {name!r}", len(scores.queries),
-                           queries.n, fix)  # fmt: skip
-        if scores.groups != data.groups.names:
-            raise Mismatch(f"{scores.method}: scores are of other groups", scores.groups, data.groups.names, fix)
-    return found
-
-
-def main_method(run: Run, found: list[Scores]) -> int:
-    """Which method's answers the page shows first: an ELBO method that is not the oracle, by recipe order."""
-    oracle = run.recipe.evaluation.against
-    for fits in (lambda s: s.unit == "nats" and s.method != oracle, lambda s: s.method != oracle):
-        for i, scores in enumerate(found):
-            if fits(scores):
-                return i
-    return 0
-
-
-def _model_digest(run: Run) -> str:
-    try:
-        return model_digest(run, "base")
-    except GudaError:
-        return "not recorded"
-
-
-def _about(method: str) -> str:
-    from guda.methods.base import known_methods
-
-    found = known_methods().get(method)
-    return found.summary if found else ""
+    return environment.get_template(TEMPLATE).render(**_context(content, drawn))
 
 
 def _oracle_says(oracle: MethodView, q: int) -> str:
@@ -104,13 +90,13 @@ def _oracle_says(oracle: MethodView, q: int) -> str:
     return f"retraining puts group {name} first{', not clearly' if kind in ('tied', 'none') else ''}"
 
 
-def _taught(run: Run, queries: Queries, name: str) -> list[str] | None:
+def _taught(content: Content) -> list[str] | None:
     """What fine-tuning as a whole taught of each picture, where it was scored (methods/pretrained.py)."""
     from guda.verbs import scores_path
 
-    path = scores_path(run, name, "pretrained")
+    path = scores_path(content.run, content.name, "pretrained")
     scores = Scores.read(path) if path.is_file() else None
-    if scores is None or scores.queries != queries.ids or scores.lo is None or scores.hi is None:
+    if scores is None or scores.queries != content.queries.ids or scores.lo is None or scores.hi is None:
         return None
     return [
         f"all fine-tuning data together: {s:+.3g} nats [{lo:+.3g}, {hi:+.3g}] over the pretrained start"
@@ -118,73 +104,122 @@ def _taught(run: Run, queries: Queries, name: str) -> list[str] | None:
     ]
 
 
-def _context(run: Run, name: str) -> dict[str, Any]:
-    from guda.verbs import placebo_null
-
-    data, queries = load_data(run), load_queries(run, name)
-    if run.recipe.scoring.groups is not None:
-        data = data.only(asked_groups(run))
-    found = read_scores(run, data, queries, name)
-    main = main_method(run, found)
-    nulls = {s.method: placebo_null(run, name, s.method) for s in found}
-    views = [MethodView(s, data.groups.sizes, _about(s.method), nulls[s.method]) for s in found]
-    view = views[main]
-    healths = health.read_views(run, views, main)
-    null = nulls[view.id]
-    oracle = next((v for v in views if v.id == run.recipe.evaluation.against), None)
-    entry = trust.read_evaluation(run, name, queries.n, len(data.groups))
-    symbols = Symbols()
-    exemplars = [
-        tuple(symbols.add(data.images[i]) for i in data.groups.members(g)[:EXEMPLARS]) for g in range(len(data.groups))
+def _side_by_side(content: Content, q: int) -> dict[str, Any]:
+    """Every method's first groups of one picture, and how many begin like retraining."""
+    first, names = content.oracle_first, content.data.groups.names
+    rows = [
+        (v.id, [(names[g], first is not None and g == first[q]) for g in v.order[q, :COMPARED]]) for v in content.views
     ]
-    side = side_for(queries.n)
-    oracle_first = [None] * queries.n if oracle is None else [int(g) for g in oracle.order[:, 0]]
-    says = [] if oracle is None else [_oracle_says(oracle, q) for q in range(queries.n)]
-    ranks = view.scores.rank
-    taught = _taught(run, queries, name)
-    cards = [
+    others = [shown for name, shown in rows if content.oracle is None or name != content.oracle.id]
+    return {"rows": rows, "of": len(others), "agree": sum(shown[0][1] for shown in others)}
+
+
+def _cards(content: Content, side: int, drawings: Drawings | None, says: list[str]) -> list[dict[str, Any]]:
+    view, queries, ranks = content.view, content.queries, content.view.scores.rank
+    taught, first = _taught(content), content.oracle_first
+    drawn = None if drawings is None else drawings.methods.get(view.id)
+    return [
         {
+            "number": q,
             "id": query,
             "image": data_uri(queries.images[q], side),
             "prompt": queries.prompts[q] if queries.prompts else None,
             "pretrained": None if taught is None else taught[q],
             "verdict": view.verdicts[q],
+            "odds": view.told_odds(q),
             "rows": view.rows(q),
             "scale": view.scale(q),
-            "oracle": oracle_first[q],
+            "oracle": None if first is None else first[q],
             "placebo": None if view.above is None else int(view.above[q]),
-            "oracle_says": None if oracle_first[q] is None else says[q],
-            "oracle_rank": None if oracle_first[q] is None else int(ranks[q, oracle_first[q]]),
+            "oracle_says": None if first is None else says[q],
+            "oracle_rank": None if first is None else int(ranks[q, first[q]]),
+            "columns": [] if drawings is None or drawn is None else drawings.chosen(int(view.order[q, 0])),
+            "methods": _side_by_side(content, q),
         }
         for q, query in enumerate(queries.ids)
     ]
+
+
+def _payload(content: Content, exemplars: list[tuple[str, ...]], drawings: Drawings | None, says: list[str]) -> str:
+    """What the page's script needs to switch methods, as JSON that is safe inside HTML."""
+    from jinja2.utils import htmlsafe_json_dumps
+
+    groups, queries = content.data.groups, content.queries
+    value = {
+        "main": content.main,
+        "groups": [
+            {"name": n, "size": s, "thumb": e[0]} for n, s, e in zip(groups.names, groups.sizes, exemplars, strict=True)
+        ],
+        "queries": [
+            f"{query} {queries.prompts[q] if queries.prompts else ''}".strip().lower()
+            for q, query in enumerate(queries.ids)
+        ],
+        "oracle": content.oracle_first,
+        "oracleName": content.oracle.id if content.oracle else None,
+        "oracleSays": says,
+        "placeboSays": PLACEBO_SAYS,
+        "oddsNone": ODDS_NONE,
+        "labels": LABELS,
+        "drawings": None if drawings is None else drawings.to_json(),
+        "methods": [v.to_json() for v in content.views],
+    }
+    return htmlsafe_json_dumps(value, dumps=lambda v, **_: json.dumps(v, separators=(",", ":"), allow_nan=False))
+
+
+def _context(content: Content, drawn: bool) -> dict[str, Any]:
+    run, data, queries, view, views = content.run, content.data, content.queries, content.view, content.views
+    oracle, null = content.oracle, content.nulls[content.view.id]
+    healths = health.read_views(run, views, content.main)
+    symbols = Symbols()
+    small = min(EXEMPLAR, side_for(EXEMPLARS * len(data.groups), EXAMPLES))
+    exemplars = [
+        tuple(symbols.add(data.images[i], small) for i in data.groups.members(g)[:EXEMPLARS])
+        for g in range(len(data.groups))
+    ]
+    ids = [v.id for v in views]
+    against = [oracle.id] if oracle is not None and oracle.id in ids else []
+    order = list(dict.fromkeys([view.id, *against, *ids]))
+    drawings = read_drawings(run, order, symbols) if drawn else None
+    says = [] if oracle is None else [_oracle_says(oracle, q) for q in range(queries.n)]
+    payload = _payload(content, exemplars, drawings, says)
+    text = queries.n * (len(data.groups) * ROW + len(views) * LINE + CARD) + len(payload)
+    left = WEIGHT - text - sum(len(uri) for _, uri in symbols.items())
+    cards = _cards(content, side_for(queries.n, min(BUDGET, left)), drawings, says)
     script = files("guda.report").joinpath("page.js").read_text("utf-8")
+    digests = content.digests()
     return {
         "run": run,
-        "set": name,
+        "set": content.name,
+        "variant": content.variant,
         "data": data,
-        "data_digest": load_data(run).digest,
         "queries": queries,
         "names": data.groups.names,
         "views": views,
         "view": view,
         "evals": int(np.median(view.scores.n_evals)),
-        "main": main,
+        "main": content.main,
         "oracle": oracle,
-        "entry": entry,
+        "entry": content.entry,
+        "calibration": content.calibration(view),
         "healths": healths,
         "oracle_health": next((h for h in healths if oracle is not None and h.id == oracle.id), None),
         "drift_subtracted": any(v.estimand.endswith(SUBTRACTED) for v in views if healths and v.id == healths[0].id),
         "null_view": None if null is None else health.NullView(view, null),
-        "has_nulls": any(n is not None for n in nulls.values()),
+        "has_nulls": any(n is not None for n in content.nulls.values()),
         "placebo_says": PLACEBO_SAYS,
+        "odds_none": ODDS_NONE,
         "trust": trust,
         "tables": tables,
+        "costs": costs,
+        "cost_lines": costs.cost_lines(run, content.name, views, content.variant is not None),
+        "stage_lines": costs.stage_lines(run),
         "labels": LABELS,
         "counts": view.counts(),
         "groups": view.group_lines(exemplars),
         "exemplars": exemplars,
         "symbols": symbols.items(),
+        "drawings": drawings,
+        "drawn": None if drawings is None else drawings.methods.get(view.id),
         "cards": cards,
         "shown": SHOWN,
         "per": PER,
@@ -194,24 +229,6 @@ def _context(run: Run, name: str) -> dict[str, Any]:
         "script": script,
         # The page's own script may run and nothing else: names of groups and queries are other people's text.
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "model_digest": _model_digest(run),
-        "score_files": [
-            (f"scores/{name}/{v.id}.parquet", digest_file(run.path("scores", name, f"{v.id}.parquet"))) for v in views
-        ],
-        "json": {
-            "main": main,
-            "groups": [
-                {"name": n, "size": s, "thumb": e[0]}
-                for n, s, e in zip(data.groups.names, data.groups.sizes, exemplars, strict=True)
-            ],
-            "queries": [
-                f"{query} {queries.prompts[q] if queries.prompts else ''}".strip().lower()
-                for q, query in enumerate(queries.ids)
-            ],
-            "oracle": oracle_first if oracle else None,
-            "oracleName": oracle.id if oracle else None,
-            "oracleSays": says,
-            "placeboSays": PLACEBO_SAYS,
-            "methods": [v.to_json() for v in views],
-        },
+        "digests": digests,
+        "payload": payload,
     }

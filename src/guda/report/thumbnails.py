@@ -18,9 +18,9 @@ BUDGET = 20_000_000  # bytes of base64 for all queries together
 EXEMPLAR = 96
 
 
-def side_for(n: int) -> int:
+def side_for(n: int, budget: int = BUDGET) -> int:
     """Longer side at which `n` raw RGB pictures, base64-encoded (4/3), fit the budget."""
-    return max(SMALLEST, min(LARGEST, math.isqrt(BUDGET // (4 * max(n, 1)))))
+    return max(SMALLEST, min(LARGEST, math.isqrt(max(budget, 0) // (4 * max(n, 1)))))
 
 
 def data_uri(image: np.ndarray, side: int) -> str:
@@ -41,9 +41,9 @@ class Symbols:
 
     uris: dict[str, int] = field(default_factory=dict)
 
-    def add(self, image: np.ndarray) -> str:
+    def add(self, image: np.ndarray, side: int = EXEMPLAR) -> str:
         """The symbol's id."""
-        return f"x{self.uris.setdefault(data_uri(image, EXEMPLAR), len(self.uris))}"
+        return f"x{self.uris.setdefault(data_uri(image, side), len(self.uris))}"
 
     def items(self) -> list[tuple[str, str]]:
         return [(f"x{number}", uri) for uri, number in self.uris.items()]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from guda.errors import GudaError
+from guda.evaluation.calibration import Share
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.results import DatasetEntry, Figure
-from guda.report.numbers import percent
+from guda.report.numbers import percent, probability
 from guda.runs.run import Run
 from guda.runs.store import read_json
 
@@ -93,3 +94,24 @@ def sentences(entry: DatasetEntry, method: str) -> list[str]:
     if guess is not None:
         said.append(f"Guessing would be right for {percent(guess)}.")
     return said
+
+
+def agreed(share: Share) -> str:
+    """91 % [86, 95]"""
+    return f"{percent(share.mean)} [{100 * share.lo:.0f}, {100 * share.hi:.0f}]"
+
+
+def calibration_sentence(method: str, shares: list[Share]) -> str:
+    """What its surest claims came to."""
+    sure = shares[-1]
+    assert sure.said is not None
+    held = (
+        "less than it claimed: the probability covers the noise of scoring only, not the error of the method."
+        if sure.hi < sure.said
+        else "in line with its claim."
+    )
+    return (
+        f"When {method} gave its first group a probability of {sure.claim.replace('-', ' to ')} (on average "
+        f"{probability(sure.said)}), retraining agreed for {agreed(sure)} of {sure.n:,} "
+        f"picture{'' if sure.n == 1 else 's'}: {held}"
+    )

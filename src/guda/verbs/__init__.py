@@ -13,6 +13,7 @@ from guda.verbs.project import change_groups, change_queries, change_scoring, ch
 from guda.verbs.prompts import prompts_build, prompts_show
 from guda.verbs.queries import add_queries, choose_or_add_queries, choose_queries
 from guda.verbs.reproduce import read_reproduction, reproduce, reproductions, scaled_recipe
+from guda.verbs.reproduce_plan import plan_reproduction
 from guda.verbs.score import (
     band_shares,
     evals_per_picture,
@@ -71,6 +72,7 @@ __all__ = [
     "pipeline",
     "placebo_null",
     "plan",
+    "plan_reproduction",
     "prompts_build",
     "prompts_show",
     "query_count",

@@ -168,6 +168,7 @@ def outline(recipe: Recipe, n_queries: int | None = None) -> dict[str, Any]:
         "recipe": recipe.name,
         "groups": groups,
         "of": data.groups,
+        "per_group": data.per_group,
         "queries": n,
         "parameters": sum(p.numel() for p in module.parameters()),
         "t_max": schedule.t_max,

@@ -9,7 +9,7 @@ import numpy as np
 from guda.diffusion.models import asked_groups, load_data
 from guda.engine.tasks import Task
 from guda.errors import GudaError
-from guda.evaluation.additivity import Additivity, PairsFile, additivity, pair_row, pairs_markdown, repeatability
+from guda.evaluation.additivity import Additivity, PairsFile, additivity, pair_row, pairs_markdown
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod, Reader
 from guda.methods.logo import Logo
@@ -91,12 +91,12 @@ def pairs(run: Run, name: str, asked: Sequence[Pair], methods: Sequence[str] | N
         for i, pair in enumerate(asked):
             a, b = (single.groups.index(g) for g in pair)
             found = additivity(twos[:, :, i], ones[:, :, a], ones[:, :, b], **options)  # type: ignore[arg-type]
-            repeat = None
+            excesses: list[np.ndarray] = []
             if isinstance(single, Logo) and isinstance(double, PairLogo):
                 of_logo[pair] = found
-                repeat = repeatability(_by_seed(single, double, pair, read))
+                excesses = _by_seed(single, double, pair, read)
             logo = None if isinstance(single, Logo) else of_logo.get(pair)
-            rows.append(pair_row(single.method_id, pair, found, logo, repeat, config.resamples, config.seed))
+            rows.append(pair_row(single.method_id, pair, found, logo, excesses, config.resamples, config.seed))
     rows.sort(key=lambda r: list(asked).index((r.a, r.b)))  # the methods of a pair together, LOGO first
     result = PairsFile(
         queries=name, n_queries=queries.n, seeds=[] if oracle is None else list(oracle.config.seeds),

@@ -32,9 +32,9 @@ class Budget:
     """One row: what is left to do of it."""
 
     what: str
-    evals: float  # evaluation units: forward of one image = 1, forward and backward = 3
+    evals: float | None  # evaluation units: forward of one image = 1, forward and backward = 3; None: not known
     seconds: float | None  # on this machine, all workers busy; None: not known
-    disk: int  # bytes
+    disk: int | None  # bytes; None: not known
 
 
 def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None = None) -> dict[str, Any]:

@@ -160,6 +160,7 @@ def status(run: Run) -> dict[str, Any]:
         "running": [f"{r['done']}/{r['total']}" for r in running],
         "evaluated": run.has("evaluation.json"),
         "report": str(run.path("report.html")) if run.has("report.html") else None,
+        "reports": [str(p) for p in sorted(run.path(".").glob("report*.html"))],
         "versions": run.info["versions"],
     }
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from guda.errors import GudaError
 from guda.evaluation.results import DatasetEntry
@@ -55,11 +55,34 @@ class Reproduction(Config):
     )
     before: str | None = Field(None, description="Recipe of the pretrained start, trained first.")
     methods: dict[str, dict[str, Any]] = Field({}, description="Methods beside the recipe's own, with their settings.")
-    likelihood: LikelihoodConfig | None = Field(None, description="Log-likelihoods as a second oracle.")
-    partition: PartitionConfig | None = Field(None, description="The same experiment on a noisy partition.")
+    likelihood: dict[str, LikelihoodConfig] = Field(
+        {}, description="Log-likelihoods as a second oracle: settings, or scale: settings."
+    )
+    partition: dict[str, PartitionConfig] = Field(
+        {}, description="The same experiment on a noisy partition: settings, or scale: settings."
+    )
     pairs: tuple[tuple[str, str], ...] = Field((), description="Pairs of groups to leave out together.")
     pairs_by: tuple[str, ...] = Field((), description="Unlearned methods that pairs are also asked of.")
-    ablations: tuple[str, ...] = Field((), description="Sweeps, carried out on demand.")
+    ablations: dict[str, tuple[str, ...]] = Field(
+        {}, description="Sweeps, carried out on demand: a list, or scale: list."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_scale(cls, value: Any) -> Any:
+        """What is written once holds for every scale; what is written by scale names scales that there are."""
+        if not isinstance(value, dict) or not isinstance(value.get("scales"), dict):
+            return value
+        scales, found = list(value["scales"]), dict(value)
+        for section in ("likelihood", "partition", "ablations"):
+            given = found.pop(section, None)
+            if isinstance(given, dict) and given and all(isinstance(v, dict | list) for v in given.values()):
+                if unknown := [s for s in given if s not in scales]:
+                    raise ValueError(f"{section}: no scale {unknown[0]!r}; there are: {', '.join(scales)}")
+                found[section] = given
+            elif given:
+                found[section] = dict.fromkeys(scales, given)
+        return found
 
 
 @dataclass(frozen=True)
@@ -92,8 +115,8 @@ def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
     name = wanted.scales[scale]
     value = (Recipe.read(Path(name)) if name.endswith(".yaml") else builtin_recipe(name)).model_dump(mode="json")
     value["methods"] |= {m: settings for m, settings in wanted.methods.items() if m not in value["methods"]}
-    if wanted.likelihood is not None:
-        value["likelihood"] = wanted.likelihood.model_dump(mode="json")
+    if scale in wanted.likelihood:
+        value["likelihood"] = wanted.likelihood[scale].model_dump(mode="json")
     return Recipe.from_dict(value, f"the experiment's recipe {name}")
 
 
@@ -116,19 +139,19 @@ def reproduce(
     say(f"{recipe.name}: train, retrain, fit, score")
     run, entry = _carried_out(root, recipe, engine)
     noisy: Run | None = None
-    if wanted.likelihood is not None:
+    if scale in wanted.likelihood:
         say(f"{recipe.name}: log-likelihoods")
         # of the oracle alone: that is what methods are held against, and each model more is as much again
         likelihood(run, choose_queries(run), engine, [run.recipe.evaluation.against])
-    if wanted.partition is not None:
+    if scale in wanted.partition:
         say(f"{recipe.name}: the same on a noisy partition")
-        moved = _changed(recipe, "data", partition=wanted.partition.model_dump(mode="json"))
+        moved = _changed(recipe, "data", partition=wanted.partition[scale].model_dump(mode="json"))
         noisy, _ = _carried_out(noisy_root(root), moved, engine)
         partition(run, noisy)
     if wanted.pairs:
         say(f"{recipe.name}: pairs of groups")
         pairs(run, choose_queries(run), wanted.pairs, wanted.pairs_by, engine)
-    for sweep in wanted.ablations if ablations else ():
+    for sweep in wanted.ablations.get(scale, ()) if ablations else ():
         say(f"{recipe.name}: ablation {sweep}")
         ablate(run, read_ablation(sweep), engine)
     say(f"{recipe.name}: tables and figures")

@@ -202,9 +202,10 @@ def scores_path(run: Run, queries: str, method: str, variant: str | None = None)
     return folder / f"{method}.parquet" if variant is None else folder / variant / f"{method}.parquet"
 
 
-def scored_methods(run: Run, queries: str) -> list[str]:
+def scored_methods(run: Run, queries: str, variant: str | None = None) -> list[str]:
     """Methods with scores of this set, recipe order first; LOGO's single seeds and reference rows are not methods."""
-    found = {p.stem for p in run.path("scores", queries).glob("*.parquet")}
+    folder = run.path("scores", queries) if variant is None else run.path("scores", queries, variant)
+    found = {p.stem for p in folder.glob("*.parquet")}
     names, known = [*run.recipe.methods, *sorted(found)], known_methods()
     return [m for m in dict.fromkeys(names) if m in found and m in known and known[m].ranks_groups]
 

@@ -1,0 +1,128 @@
+"""The report's content as files for other programs: a tidy table (CSV) and everything as JSON.
+
+CSV: one row per picture, method and group; columns as in COLUMNS, empty where the method tells nothing.
+
+JSON, schema "guda-report/1":
+    schema, guda            this name and the version of guda that wrote it
+    recipe, queries, variant  names; variant: the stop rule of raced scores, or null
+    main, oracle            method ids; oracle: null where nothing was retrained
+    level                   of the intervals lo, hi, rank_lo, rank_hi
+    digests                 {what: SHA-256} of weights, data, pictures, files of scores
+    groups                  [{name, images}]
+    pictures                [{id, prompt, oracle_first}]
+    methods                 [{id, about, unit, sign, estimand, placebo, cost, calibration, answers}]
+        placebo             {placebos, images, median, q95, first_above, of} or null
+        cost                {fit_seconds, query_seconds, query_stderr, fit_evals, query_evals, ...} or null
+        calibration         {by_probability, by_verdict}: [{claim, k, n, lo, hi, said}], or null
+        answers             one per picture, in order: {verdict: {kind, headline, detail}, groups: best first,
+                            [{group, rank, score, stderr, lo, hi, p_first, rank_lo, rank_hi, n_evals}]}
+    evaluation              the run's evaluation.json of this set (schema guda-results/1, one entry), or null
+    health                  {method: leakage and drift, as in RUN/health/}
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from guda import __version__
+from guda.report import costs, health
+from guda.report.cards import MethodView
+from guda.report.content import Content
+from guda.runs.store import write_text
+
+SCHEMA = "guda-report/1"
+FIGURES = ("score", "stderr", "lo", "hi", "p_first", "rank_lo", "rank_hi", "n_evals")
+COLUMNS = (
+    "query", "prompt", "method", "group", "rank", "score", "unit", "stderr", "lo", "hi", "p_first", "rank_lo",
+    "rank_hi", "verdict", "n_evals",
+)  # fmt: skip
+
+
+def _figures(view: MethodView, q: int, g: int) -> dict[str, float | int | None]:
+    found: dict[str, float | int | None] = {}
+    for name in FIGURES:
+        array = getattr(view.scores, name)
+        value = None if array is None else float(np.broadcast_to(array, view.scores.score.shape)[q, g])
+        whole = name in ("rank_lo", "rank_hi", "n_evals")
+        found[name] = None if value is None or np.isnan(value) else int(value) if whole else value
+    return found
+
+
+def write_csv(content: Content, path: Path) -> Path:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    prompts = content.queries.prompts
+    for view in content.views:
+        for q, query in enumerate(content.queries.ids):
+            same = {"query": query, "prompt": prompts[q] if prompts else None, "method": view.id, "unit": view.unit,
+                    "verdict": view.verdicts[q].kind}  # fmt: skip
+            for rank, g in enumerate(view.order[q], 1):
+                writer.writerow(same | {"group": view.scores.groups[g], "rank": rank} | _figures(view, q, int(g)))
+    write_text(path, text.getvalue())
+    return path
+
+
+def to_json(content: Content) -> dict[str, Any]:
+    prompts, first, names = content.queries.prompts, content.oracle_first, content.data.groups.names
+    timings = costs.cost_lines(content.run, content.name, content.views, content.variant is not None)
+    return {
+        "schema": SCHEMA,
+        "guda": __version__,
+        "recipe": content.run.recipe.name,
+        "queries": content.name,
+        "variant": content.variant,
+        "main": content.view.id,
+        "oracle": content.oracle.id if content.oracle else None,
+        "level": 0.95,
+        "digests": content.digests(),
+        "groups": [
+            {"name": n, "images": int(s)} for n, s in zip(names, content.data.groups.sizes, strict=True)
+        ],
+        "pictures": [
+            {"id": query, "prompt": prompts[q] if prompts else None, "oracle_first": names[first[q]] if first else None}
+            for q, query in enumerate(content.queries.ids)
+        ],
+        "methods": [
+            _method(content, view) | {"cost": line.timing.model_dump(mode="json") if line.timing else None}
+            for view, line in zip(content.views, timings, strict=True)
+        ],
+        "evaluation": content.entry.model_dump(mode="json") if content.entry else None,
+        "health": {
+            h.id: h.found.model_dump(mode="json")
+            for h in health.read_views(content.run, content.views, content.main)
+        },
+    }  # fmt: skip
+
+
+def _method(content: Content, view: MethodView) -> dict[str, Any]:
+    null, calibration = content.nulls[view.id], content.calibration(view)
+    return {
+        "id": view.id, "about": view.about, "unit": view.unit, "sign": view.scores.sign, "estimand": view.estimand,
+        "placebo": null.to_json(view.scores) if null else None,
+        "calibration": None if calibration is None else {
+            "by_probability": [asdict(s) for s in calibration[0]], "by_verdict": [asdict(s) for s in calibration[1]],
+        },
+        "answers": [
+            {
+                "verdict": asdict(view.verdicts[q]),
+                "groups": [
+                    {"group": view.scores.groups[g], "rank": rank} | _figures(view, q, int(g))
+                    for rank, g in enumerate(view.order[q], 1)
+                ],
+            }
+            for q in range(content.queries.n)
+        ],
+    }  # fmt: skip
+
+
+def write_json_report(content: Content, path: Path) -> Path:
+    write_text(path, json.dumps(to_json(content), ensure_ascii=False, allow_nan=False) + "\n")
+    return path

@@ -1,0 +1,163 @@
+"""The answer for one picture as HTML: the report's bars and verdict, and what only a race has to tell."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import numpy as np
+
+from guda.data.images import ImageData
+from guda.report import numbers
+from guda.report.cards import MethodView, Row, Scale
+from guda.report.page import EXEMPLARS, PLACEBO_SAYS, SHOWN, TINY
+from guda.report.thumbnails import EXEMPLAR, LARGEST, data_uri
+from guda.report.verdict import Verdict
+from guda.scoring.race import StopRule
+from guda.scoring.terms import load_queries
+from guda.web.service import Service
+from guda.web.snapshot import Snapshot, to_csv, to_json
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TOP = 3
+
+
+@cache
+def environment() -> Environment:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader("guda.web", "."), PackageLoader("guda.report", ".")]), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters |= {"percent": numbers.percent, "signed": numbers.signed}
+    return made
+
+
+def render(template: str, **context: Any) -> str:
+    return environment().get_template(template).render(**context)
+
+
+def refusal(text: str, what: str = "Not taken.") -> str:
+    """One line, whatever the text holds."""
+    return render("refused.html.j2", what=what, text=" ".join(text.split()))
+
+
+class Held(MethodView):
+    """The same bars on an axis that never shrinks while a race is watched: or narrowing intervals would not be seen."""
+
+    held: Scale | None = None
+
+    def scale(self, q: int) -> Scale:
+        own = super().scale(q)
+        return own if self.held is None else Scale(min(own.lo, self.held.lo), max(own.hi, self.held.hi))
+
+
+def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None = None) -> tuple[str, Scale]:
+    """(HTML, the axis it was drawn on: to be held while the race goes on)."""
+    data, queries = service.data, load_queries(service.run, shot.queries)
+    view = Held(shot.scores, data.groups.sizes, service.about(shot.scores.method), service.floor(shot.scores.method))
+    view.held = None if shot.final else held
+    scale = view.scale(0)
+    value = to_json(shot, view)
+    above = None if view.above is None or view.null is None else bool(view.above[0])
+    html = render(
+        "answer.html.j2",
+        shot=shot,
+        view=view,
+        scale=scale,
+        rows=_rows(shot, view),
+        shown=SHOWN,
+        tiny=max(data.shape[1:]) < TINY,
+        image=data_uri(queries.images[queries.ids.index(shot.picture)], LARGEST),
+        state=state(shot),
+        spent=_spent(shot),
+        said=_said(shot, view),
+        leaders=_leaders(shot),
+        out=_out(shot),
+        placebo=None if above is None or not shot.final else f"{PLACEBO_SAYS[above]} (dashed line)",
+        below=above is False,
+        note=note,
+        top=[(g.group, data.groups.sizes[data.groups.index(g.group)], _pictures(data, g.group))
+             for g in shot.scores[shot.picture].top(TOP)],
+        name_width=int(np.clip(max(len(n) for n in data.groups.names) + 3, 4, 15)),
+        link=link(shot),
+        file="-".join(filter(None, [shot.queries, shot.scores.method, shot.rule])),
+        json=_download("application/json", json.dumps(value, indent=1, ensure_ascii=False)),
+        csv=_download("text/csv", to_csv(value)),
+    )  # fmt: skip
+    return html, scale
+
+
+def link(shot: Snapshot, picture: str | None = None) -> str:
+    """Relative, so that it holds behind any host name."""
+    more = {"picture": shot.picture} if picture is None and shot.picture != shot.queries else {}
+    return "?" + urlencode(shot.link | more)
+
+
+def _download(kind: str, text: str) -> str:
+    return f"data:{kind};charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
+
+
+def state(shot: Snapshot) -> str:
+    if not shot.final:
+        return f"Round {shot.rounds.max()}."
+    if shot.rule is None:
+        return "Scored in full."
+    return {True: "Settled.", False: "Not settled: out of rounds or budget.", None: "Budget spent."}[shot.settled]
+
+
+def _spent(shot: Snapshot) -> str:
+    rounds, groups = int(shot.rounds.max()), len(shot.scores.groups)
+    text = f"{shot.evals:,} network evaluations"
+    if shot.rule is None:
+        return f"{text}, by {shot.scores.method}"
+    if not shot.final:
+        return f"{text} so far, {int((~shot.left).sum())} of {groups} groups in the race"
+    return f"{text} in {rounds} round{'' if rounds == 1 else 's'}, rule {shot.rule}, by {shot.scores.method}"
+
+
+def _said(shot: Snapshot, view: MethodView) -> Verdict:
+    """While a race goes on there is a leader, not yet a verdict."""
+    found = view.verdicts[0]
+    return found if shot.final else replace(found, headline=f"so far: {found.headline}")
+
+
+def _leaders(shot: Snapshot) -> str:
+    """What a race for several places has settled, which the verdict on the first place does not tell."""
+    if not (shot.final and shot.settled and shot.rule):
+        return ""
+    rule = StopRule.parse(shot.rule)
+    if rule.top == 1 or rule.confidence is None:
+        return ""
+    names = ", ".join(sorted(g.group for g in shot.scores[shot.picture].top(rule.top)))
+    return f"The first {rule.top} groups, in whatever order, are {names} (confidence {rule.confidence:.0%})."
+
+
+def _out(shot: Snapshot) -> str:
+    """Groups that have left, with the round they left after."""
+    if shot.rule is None:
+        return ""
+    gone = [(int(shot.rounds[g]), name) for g, name in enumerate(shot.scores.groups) if shot.left[g]]
+    by_round = {r: [name for n, name in gone if n == r] for r in sorted({r for r, _ in gone})}
+    return "; ".join(f"{', '.join(names)} after round {r}" for r, names in by_round.items())
+
+
+def _rows(shot: Snapshot, view: MethodView) -> list[Row]:
+    gone = shot.left if shot.rule is not None else np.zeros(len(shot.scores.groups), bool)
+    return [replace(row, kind=f"{row.kind} out") if gone[row.group] else row for row in view.rows(0)]
+
+
+def _pictures(data: ImageData, group: str) -> list[str]:
+    return _exemplars(data, data.groups.index(group))
+
+
+@lru_cache(maxsize=1024)
+def _exemplars(data: ImageData, group: int) -> list[str]:
+    return [data_uri(data.images[i], EXEMPLAR) for i in data.groups.members(group)[:EXEMPLARS]]

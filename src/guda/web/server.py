@@ -1,0 +1,127 @@
+"""Serving the app: on loopback unless told otherwise, with no word to anybody else.
+
+Gradio is told to send no analytics before it is imported, its uploads go to a folder that is removed at the end, and
+a header forbids the browser to ask any other server for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from guda.errors import GudaError
+from guda.web.service import Service
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+POLICY = (
+    "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; connect-src 'self' data: blob:; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
+)
+QUIET = {  # before gradio is imported
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "GRADIO_RUN_HISTORY": "False",
+    "GRADIO_SSR_MODE": "False",
+    "GRADIO_MCP_SERVER": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
+
+def need_gradio() -> None:
+    """One line where the extra is not installed."""
+    os.environ.update(QUIET)
+    try:
+        import gradio  # noqa: F401
+    except ImportError:
+        raise GudaError('guda serve needs gradio; install it with: pip install "guda[web]"') from None
+
+
+def parse_auth(text: str | None) -> tuple[str, str] | None:
+    if not text:
+        return None
+    user, colon, password = text.partition(":")
+    if not (user and colon and password):
+        raise GudaError("--auth takes USER:PASSWORD, both of them not empty")
+    return user, password
+
+
+def free(host: str, port: int) -> None:
+    """Refuse a port that somebody else has, or an address that is not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as e:
+            raise GudaError(f"cannot listen on {host}:{port} ({e}); give another --port or --host") from None
+
+
+def web_app(service: Service, runs: Path, host: str, port: int, auth: tuple[str, str] | None = None) -> Any:
+    """The ASGI application."""
+    need_gradio()
+    import gradio as gr
+    from fastapi import FastAPI
+
+    from guda.web.app import build
+    from guda.web.style import sheet, theme
+
+    outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    outer.add_middleware(_Policy)
+    blocks = build(service, runs)
+    blocks.has_launched = True  # only then does Gradio check that a file it is told of was uploaded to it
+    return gr.mount_gradio_app(
+        outer, blocks, path="/", server_name=host, server_port=port, auth=auth, ssr_mode=False, mcp_server=False,
+        run_history=False, enable_monitoring=False, pwa=False, footer_links=[], show_error=True,
+        max_file_size=int(service.limits.max_mb * 1e6), theme=theme(), head=f"<style>{sheet()}</style>",
+        auth_message="This page asks for the name and the password it was started with.",
+    )  # fmt: skip
+
+
+class _Policy:
+    """ASGI middleware: the browser may talk to this server and to no other."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def tell(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                extra = [("content-security-policy", POLICY), ("referrer-policy", "no-referrer"),
+                         ("x-content-type-options", "nosniff")]  # fmt: skip
+                message = message | {
+                    "headers": [*message.get("headers", []), *((k.encode(), v.encode()) for k, v in extra)]
+                }
+            await send(message)
+
+        await self.app(scope, receive, tell if scope["type"] == "http" else send)
+
+
+def serve(
+    service: Service, runs: Path, host: str, port: int, auth: tuple[str, str] | None, ready: Callable[[str], None]
+) -> None:
+    """Until Ctrl-C; `ready(address)` is called once the page can be opened."""
+    need_gradio()
+    free(host, port)
+    import uvicorn
+
+    with tempfile.TemporaryDirectory(prefix="guda-web-") as uploads:
+        os.environ["GRADIO_TEMP_DIR"] = uploads
+        config = uvicorn.Config(web_app(service, runs, host, port, auth), host, port, log_level="warning",
+                                timeout_graceful_shutdown=1)  # fmt: skip
+
+        class Server(uvicorn.Server):
+            async def startup(self, *args: Any, **kwargs: Any) -> None:
+                await super().startup(*args, **kwargs)
+                if self.started:
+                    shown = f"[{host}]" if ":" in host else host
+                    ready(f"http://{shown}:{port}")
+
+        try:
+            Server(config).run()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            service.close()

@@ -1,0 +1,277 @@
+"""Service: a run behind a page. It holds the model, scores one picture at a time and remembers what was asked.
+
+One thread scores; whoever asks gets a Job to look at. A job goes on to its end and is stored whether or not anybody
+still watches, and two who bring the same picture watch the same job. A picture that was scored before is replayed from
+the terms on disk: no waiting, and never an answer from models that have changed since.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from guda import verbs
+from guda.data.images import ImageData
+from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.models import asked_groups, load_data, load_model
+from guda.diffusion.queries import set_name
+from guda.engine.here import run_here
+from guda.engine.tasks import Task, pending
+from guda.errors import GudaError
+from guda.methods.base import get_method, known_methods
+from guda.methods.elbo import ElboMethod
+from guda.methods.pilot import pilot_tasks
+from guda.methods.placebo import SUFFIX, Null
+from guda.methods.raced import check_race
+from guda.report.cards import MethodView
+from guda.runs.run import Run
+from guda.scoring.pilot import run_plan
+from guda.scoring.probe import probe
+from guda.scoring.race import StopRule
+from guda.scoring.scores import Scores
+from guda.scoring.terms import load_queries
+from guda.web.intake import Limits, Refused, keep_upload, read_prompt, read_upload
+from guda.web.snapshot import Snapshot
+
+DEFAULT_RULE = "top1@0.95"
+FILES = ("run.json", "recipe.yaml")  # what an opened run was read from
+
+
+class Job:
+    """One picture on its way; snapshots are only ever appended, so any number of pages may look."""
+
+    def __init__(self) -> None:
+        self.snapshots: list[Snapshot] = []
+        self.error: GudaError | None = None
+        self.started = False
+        self._news = threading.Condition()
+        self.done = False
+
+    def tell(self, snapshot: Snapshot) -> None:
+        with self._news:
+            self.snapshots.append(snapshot)
+            self._news.notify_all()
+
+    def end(self, error: GudaError | None) -> None:
+        with self._news:
+            self.error, self.done = error, True
+            self._news.notify_all()
+
+    def watch(self) -> Iterator[Snapshot]:
+        """Every snapshot, waiting for the next; raises what went wrong."""
+        seen = 0
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self.done or len(self.snapshots) > seen)  # noqa: B023 - waited for here
+                found, ended = self.snapshots[seen:], self.done
+            yield from found
+            seen += len(found)
+            if ended and seen == len(self.snapshots):
+                if self.error is not None:
+                    raise self.error
+                return
+
+
+class _Unfinished(Exception):
+    """A replay met something that has not been computed."""
+
+
+class Service:
+    def __init__(self, root: str | Path, method: str | None = None, limits: Limits | None = None) -> None:
+        """`method`: what the page offers first; default: the recipe's first that can be raced."""
+        self.root, self.limits = Path(root), limits or Limits.model_validate({})
+        self._opened: tuple[tuple[int, ...], Run] | None = None
+        run = self.run
+        self.methods = raceable(run)
+        if method is not None and method not in self.methods:
+            verbs.check_fitted(run, [method])
+            check_race(get_method(run, method))  # says why it cannot
+        if not self.methods:
+            raise GudaError(
+                f"{run.root} has no fitted method that can be raced; run: guda fit {run.root} --method retrack"
+            )
+        verbs.variant(run, DEFAULT_RULE, None)  # a run whose scores cannot be raced is refused here
+        self.method = method or self.methods[0]
+        self._jobs: dict[tuple[str, str, str], Job] = {}
+        self._floors: dict[tuple[str, int], Null | None] = {}
+        self._lock = threading.Lock()
+        self._worker = ThreadPoolExecutor(1, "guda-scoring")
+        self._closing = False
+
+    @property
+    def run(self) -> Run:
+        """Opened anew once its recipe was edited: the command line may work on the run beside this server."""
+        stamp = tuple((self.root / name).stat().st_mtime_ns for name in FILES if (self.root / name).is_file())
+        if self._opened is None or self._opened[0] != stamp:
+            self._opened = stamp, Run.open(self.root)
+        return self._opened[1]
+
+    @property
+    def model(self) -> Denoiser:
+        return load_model(self.run, "base")
+
+    @property
+    def told(self) -> str | None:
+        """What comes with a picture: `prompt`, `class` or nothing."""
+        return self.model.told if self.model.conditional else None
+
+    def warm(self) -> None:
+        """Everything that the first visitor would wait for: the model, the probe, the pilot, digests of all weights."""
+        run = self.run
+        found = get_method(run, self.method)
+        assert isinstance(found, ElboMethod)
+        probe(run, self.model)
+        run_here(run, pilot_tasks(run, [found]), "pilot")
+        if run_plan(run).grid:
+            raise GudaError(f"{run.root} scores on the paper's fixed grid, which cannot be raced; set estimand: elbo")
+        for ref in found.models():
+            ref.identity(run)
+        import pyarrow.dataset  # what reading the first table would import  # noqa: F401
+
+        self.floor(self.method)
+
+    def close(self) -> None:
+        """Pictures that wait are let go; the one under way ends with its present round of tasks."""
+        self._closing = True
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    # ---- asking
+
+    def take(self, path: str | Path, prompt: str | None = None) -> tuple[str, str]:
+        """(query set, note) of an upload; refused with one line."""
+        text = read_prompt(prompt, self.told)
+        picture = read_upload(path, self.model.image_shape, self.limits)
+        try:
+            self.model.condition(None if text is None else [text])
+        except GudaError as e:
+            raise Refused(str(e)) from None
+        return keep_upload(self.run, picture.pixels, text), picture.note
+
+    def submit(self, queries: str, rule: str = DEFAULT_RULE, method: str | None = None) -> Job:
+        """Score one picture; the job of the same question where one is under way."""
+        method, stop = self.check(rule, method)
+        key = (queries, stop, method)
+        with self._lock:
+            if (job := self._jobs.get(key)) is not None:
+                return job
+            if (known := self._replay(*key)) is not None:
+                return known
+            if len(self._jobs) > self.limits.queue:
+                raise Refused(f"{self.limits.queue} pictures are waiting already; try again in a while")
+            job = self._jobs[key] = Job()
+        self._worker.submit(self._work, key, job)
+        return job
+
+    def answer(self, queries: str, rule: str = DEFAULT_RULE, method: str | None = None) -> Iterator[Snapshot]:
+        """What is known after each round; the last is stored in the run."""
+        return self.submit(queries, rule, method).watch()
+
+    def ahead(self, job: Job) -> int:
+        """Pictures that are scored before this one, the one under way included."""
+        waiting = list(self._jobs.values())
+        return waiting.index(job) if job in waiting else 0
+
+    def check(self, rule: str, method: str | None) -> tuple[str, str]:
+        """(method, rule) by their proper names, refused where there are no such."""
+        method = method or self.method
+        if method not in self.methods:
+            raise Refused(f"{method!r} is no method to race here; choose one of: {', '.join(self.methods)}")
+        return method, StopRule.parse(rule).name
+
+    def _work(self, key: tuple[str, str, str], job: Job) -> None:
+        job.started = True
+        error: GudaError | None = None
+        try:
+            self._race(key, job, run_here)
+        except GudaError as e:
+            error = e
+        except Exception as e:  # the next picture must not suffer for this one
+            error = GudaError(f"scoring failed ({type(e).__name__}: {e})")
+        finally:
+            with self._lock:
+                self._jobs.pop(key, None)
+            job.end(error)
+
+    def _race(self, key: tuple[str, str, str], job: Job, engine: verbs.Engine) -> None:
+        queries, rule, method = key
+        run, last = self.run, None
+        for scores, _ in verbs.watch(run, queries, method, engine, rule):
+            last = self.snapshot(run, queries, rule, scores, final=False)
+            job.tell(last)
+            if self._closing:
+                raise GudaError("the server was stopped; what was computed is kept, ask again when it is back")
+        assert last is not None
+        job.tell(self.snapshot(run, queries, rule, last.scores))
+
+    def _replay(self, queries: str, rule: str, method: str) -> Job | None:
+        """A job that is done already, where every term is on disk and of these very weights."""
+
+        def nothing_left(run: Run, tasks: list[Task], title: str) -> int:
+            if pending(run, tasks):
+                raise _Unfinished
+            return 0
+
+        job = Job()
+        try:
+            self._race((queries, rule, method), job, nothing_left)
+        except _Unfinished:
+            return None
+        job.end(None)
+        return job
+
+    # ---- looking
+
+    def snapshot(self, run: Run, queries: str, rule: str | None, scores: Scores, final: bool = True) -> Snapshot:
+        found, asked = get_method(run, scores.method), load_queries(run, queries)
+        networks = found.networks() if isinstance(found, ElboMethod) else (0, 1)
+        prompt = asked.prompts[asked.ids.index(scores.queries[0])] if asked.prompts else None
+        return Snapshot(queries, rule, scores, networks, run_plan(run).evals_per_round, final, prompt)
+
+    def floor(self, method: str) -> Null | None:
+        """What random groups score by this method on a set of the run that has been asked; uploads have none."""
+        run = self.run
+        own = set_name(run, run.recipe.queries)
+        for name in sorted(run.query_sets(), key=lambda s: (s != own, s)):
+            path = verbs.scores_path(run, name, method + SUFFIX)
+            if path.is_file():
+                key = (str(path), path.stat().st_mtime_ns)
+                if key not in self._floors:
+                    self._floors[key] = verbs.placebo_null(run, name, method)
+                return self._floors[key]
+        return None
+
+    def view(self, scores: Scores) -> MethodView:
+        """Ready to be told, by the report's own rules."""
+        return MethodView(scores, self.data.groups.sizes, self.about(scores.method), self.floor(scores.method))
+
+    @staticmethod
+    def about(method: str) -> str:
+        return known_methods()[method].summary if method in known_methods() else ""
+
+    @property
+    def data(self) -> ImageData:
+        """The groups that are asked about."""
+        run = self.run
+        data = load_data(run)
+        return data if run.recipe.scoring.groups is None else _only(data, asked_groups(run))
+
+
+@lru_cache(maxsize=2)
+def _only(data: ImageData, groups: tuple[str, ...]) -> ImageData:
+    return data.only(groups)
+
+
+def raceable(run: Run) -> list[str]:
+    """Fitted methods that can be raced, in the recipe's order: the first is what the report shows first, too."""
+
+    def fits(name: str) -> bool:
+        try:
+            check_race(get_method(run, name))
+        except GudaError:
+            return False
+        return True
+
+    return [name for name in verbs.fitted_methods(run) if fits(name)]

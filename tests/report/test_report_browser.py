@@ -1,0 +1,80 @@
+"""The page in a real browser: switching, filtering, no errors, nothing asked of the network."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from test_report_parts import TINY, Inline, copy_run
+
+from guda import verbs
+from guda.report.drawings import draw_missing
+from guda.report.page import write_report
+from guda.scoring.scores import Scores
+
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium")
+    run = copy_run(tmp_path_factory.mktemp("browser") / "run")
+    draw_missing(run, verbs.scored_methods(run, TINY), Inline())
+    file = write_report(run, TINY)
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        wrong: list[str] = []
+        page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda e: wrong.append(str(e)))
+        page.on("request", lambda r: None if r.url.startswith(("file:", "data:")) else wrong.append(r.url))
+        page.goto(file.as_uri())
+        yield run, page
+        browser.close()
+        assert wrong == []
+
+
+def test_switching_the_method_switches_everything_on_the_card(opened):
+    run, page = opened
+    data = page.evaluate("JSON.parse(document.getElementById('data').textContent)")
+    for number, method in enumerate(data["methods"]):
+        page.select_option("#method", str(number))
+        scores = Scores.read(run.path("scores", TINY, f"{method['id']}.parquet"))
+        g = int(scores.score[0].argmax())
+        card = page.locator("#q0")
+        assert card.locator(".bars bdi").first.text_content() == scores.groups[g]
+        drawn = data["drawings"]["methods"].get(method["id"])
+        assert card.locator(".drawn").is_visible() == (drawn is not None)
+        assert card.locator(".odds").is_visible() == (scores.p_first is not None)
+        if drawn is not None:
+            used = card.locator(".drawn use").evaluate_all("found => found.map((u) => u.getAttribute('href').slice(1))")
+            assert used == [*drawn["full"], *drawn["without"][g]]
+            assert f"by {method['id']}" in page.locator("#tally").text_content().lower()
+    page.click("button[type=reset]")
+
+
+def test_the_filter_finds_each_verdict_and_the_counts_agree(opened):
+    run, page = opened
+    from guda.report.content import Content
+
+    counts = Content.read(run, TINY).view.counts()
+    for kind, n in counts.items():
+        page.select_option("#kind", kind)
+        assert page.locator(".card:visible").count() == n
+        assert page.locator(f".card.{kind}:visible").count() == n
+    page.click("button[type=reset]")
+    kind = next(k for k, n in counts.items() if n)
+    page.click(f"a[data-kind={kind}]")
+    page.wait_for_function(f"document.getElementById('kind').value === '{kind}'")
+    assert page.locator(".card:visible").count() == counts[kind]
+    page.click("button[type=reset]")
+
+
+def test_sorting_is_by_the_shown_score(opened):
+    run, page = opened
+    page.select_option("#sort", "top")
+    shown = page.locator(".card").evaluate_all("found => found.map((c) => +c.id.slice(1))")
+    first = Scores.read(run.path("scores", TINY, "retrack.parquet")).score.max(axis=1)
+    assert shown == sorted(range(len(first)), key=lambda q: -first[q])

@@ -1,0 +1,209 @@
+"""What stands beside the bars: probabilities, all methods, drawings, calibration, cost; and the same as files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_report_page import EVIL, SET, Page, add_scores, embedded, make_run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+from tinyrun import GROUPS, Inline, copy_run
+from tinyrun import SET as TINY
+
+from guda import verbs
+from guda.errors import GudaError
+from guda.evaluation.calibration import clopper_pearson
+from guda.report.cards import MethodView
+from guda.report.content import Content
+from guda.report.drawings import draw_missing, drawing_tasks
+from guda.report.export import COLUMNS, SCHEMA, to_json, write_csv, write_json_report
+from guda.report.numbers import probability
+from guda.report.page import render, report_path, write_report
+from guda.report.pdf import find_browser
+from guda.scoring.scores import Scores
+
+
+def odds_run(root: Path, p: list[list[float]], gold: list[int]):
+    """Three groups; retrack's probabilities of being first as given, LOGO's first groups as given."""
+    run = make_run(root, n=len(p))
+    plain = add_scores(run, "retrack")
+    score = np.array(p) * 10 + 20
+    Scores(
+        "retrack", "nats", "ELBO", plain.queries, plain.groups, score, 240, lo=score - 1, hi=score + 1,
+        p_first=np.array(p),
+    ).write(run.path("scores", SET, "retrack.parquet"))  # fmt: skip
+    oracle = np.eye(3)[gold] * 9
+    Scores("logo", "nats", "ELBO", plain.queries, plain.groups, oracle, 240, lo=oracle - 1, hi=oracle + 1).write(
+        run.path("scores", SET, "logo.parquet")
+    )
+    return run
+
+
+def test_probability_of_being_first_is_on_the_card_in_the_tooltip_and_in_the_data(tmp_path):
+    run = odds_run(tmp_path / "run", [[0.61, 0.389, 0.001], [0.0, 1.0, 0.0]], [0, 1])
+    html = render(run, SET)
+    text = Page(html).text
+    assert f"probability of being first: {EVIL} 61 %, b & c 39 %" in text
+    assert "probability of being first: b & c >99 %" in text
+    assert "first with probability &lt;1\N{NO-BREAK SPACE}%" in html
+    data = {m["id"]: m for m in embedded(html)["methods"]}
+    assert data["retrack"]["odds"] == [[[0, 0.61], [1, 0.389]], [[1, 1.0]]]
+    assert data["logo"]["odds"] is None
+    assert [probability(v) for v in (0.0, 0.5, 1.0)] == [f"{t}\N{NO-BREAK SPACE}%" for t in ("<1", "50", ">99")]
+
+
+def test_calibration_counts_where_retraining_agrees(tmp_path):
+    sure, unsure = [0.995, 0.005, 0.0], [0.6, 0.4, 0.0]
+    run = odds_run(tmp_path / "run", [sure, sure, sure, unsure], [0, 0, 1, 0])
+    content = Content.read(run, SET)
+    bins, kinds = content.calibration(content.view)
+    assert [(s.claim, s.k, s.n) for s in bins] == [("50-80 %", 1, 1), ("99-100 %", 2, 3)]
+    assert [(s.claim, s.k, s.n) for s in kinds] == [("clear", 2, 3), ("tied", 1, 1)]
+    assert (bins[1].lo, bins[1].hi) == clopper_pearson(2, 3)
+    text = Page(render(run, SET)).text
+    assert "retraining agreed for 67 % [9, 99] of 3 pictures" in text
+    assert content.calibration(content.oracle) is None
+
+
+def test_without_an_oracle_calibration_is_said_to_be_unmeasured(tmp_path):
+    run = make_run(tmp_path / "run")
+    add_scores(run, "retrack")
+    assert "That could not be measured" in Page(render(run, SET)).text
+
+
+def test_all_methods_side_by_side_without_javascript(tmp_path):
+    run = odds_run(tmp_path / "run", [[0.9, 0.1, 0.0]], [1])
+    html = render(run, SET)
+    table = html.split('<details class="methods">')[1].split("</details>")[0]
+    assert "0 of 1 begin like retraining" in table
+    cells = [line for line in table.splitlines() if line.startswith("<tr><th>") and "<td" in line]
+    assert [c.count("<td") for c in cells] == [3, 3]
+    assert '<td class="o">b &amp; c' in cells[0].partition("logo")[2].partition("<td>")[0]
+    assert cells[1].startswith("<tr><th>retrack<td>&lt;script&gt;")
+
+
+def test_nothing_stands_out_cannot_be_missed(tmp_path):
+    run = make_run(tmp_path / "run", n=2)
+    plain = add_scores(run, "retrack")
+    score = np.array([[9.0, 1.0, 0.0], [0.3, 0.2, 0.1]])
+    Scores("retrack", "nats", "ELBO", plain.queries, plain.groups, score, 240, lo=score - 1, hi=score + 1).write(
+        run.path("scores", SET, "retrack.parquet")
+    )
+    html = render(run, SET)
+    text = Page(html).text
+    assert '<li class="card none"' in html
+    assert "for 1 nothing stands out" in text
+    assert "1 one group stands out, 0 first groups not separated, 1 nothing stands out." in text
+    assert 'data-kind="none"' in html
+    assert '<option value="none">' in html
+
+
+def test_drawings_are_paid_once_and_follow_the_first_group(tmp_path):
+    run = copy_run(tmp_path / "run")
+    plain = write_report(run, TINY).read_text()
+    assert 'id="drawings"' not in plain
+    engine = Inline()
+    draw_missing(run, verbs.scored_methods(run, TINY), engine)
+    assert len(engine.ran) == 2 * (1 + len(GROUPS))  # retrack and logo; similarity draws nothing
+    assert not [t for t in drawing_tasks(run, ["retrack", "logo"]) if not t.done(run)]
+    html = write_report(run, TINY).read_text()
+    data = embedded(html)
+    drawn = data["drawings"]["methods"]
+    assert set(drawn) == {"retrack", "logo"}
+    rows = [row for m in ("retrack", "logo") for row in (drawn[m]["full"], *drawn[m]["without"])]
+    assert html.count("<symbol") == len({*(i for row in rows for i in row), *_exemplars(html)})
+    retrack = Scores.read(run.path("scores", TINY, "retrack.parquet"))
+    for q, card in enumerate(html.split('<li class="card ')[1:]):
+        shown = card.split('<div class="drawn"')[1].split("</div></div>")[0]
+        g = int(retrack.score[q].argmax())
+        assert f"without <bdi>{GROUPS[g]}</bdi>" in shown
+        used = [part.split('"')[0] for part in shown.split('href="#')[1:]]
+        assert used == [*drawn["retrack"]["full"], *drawn["retrack"]["without"][g]]
+    assert "or these were not drawn: similarity-pixel." in Page(html).text
+    assert write_report(run, TINY).read_text() == html
+
+
+def _exemplars(html: str) -> set[str]:
+    groups = html.split('<section id="groups"')[1].split("</section>")[0]
+    return {part.split('"')[0] for part in groups.split('href="#')[1:]}
+
+
+def test_cost_of_a_real_run_is_told_per_method(tmp_path):
+    run = copy_run(tmp_path / "run")
+    text = Page(render(run, TINY)).text
+    section = text.split("What it cost")[1].split("What this cannot tell")[0]
+    for method in verbs.scored_methods(run, TINY):
+        assert method in section
+    assert "not recorded" not in section
+    assert "training the full model" in section
+
+
+def test_csv_has_one_row_per_picture_method_and_group(tmp_path):
+    run = odds_run(tmp_path / "run", [[0.6, 0.4, 0.0], [0.1, 0.2, 0.7]], [0, 1])
+    content = Content.read(run, SET)
+    with write_csv(content, tmp_path / "r.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 3
+    assert tuple(rows[0]) == COLUMNS
+    row = next(r for r in rows if r["method"] == "retrack" and r["query"].endswith("1") and r["rank"] == "1")
+    assert (row["group"], float(row["score"]), float(row["p_first"]), row["verdict"]) == ("d", 27.0, 0.7, "clear")
+    assert {r["p_first"] for r in rows if r["method"] == "logo"} == {""}
+    assert {r["group"] for r in rows} == {EVIL, "b & c", "d"}
+
+
+def test_json_says_the_same_as_the_page(tmp_path):
+    run = odds_run(tmp_path / "run", [[0.6, 0.4, 0.0], [0.1, 0.2, 0.7]], [0, 1])
+    content = Content.read(run, SET)
+    value = json.loads(write_json_report(content, tmp_path / "r.json").read_text())
+    assert value == json.loads(json.dumps(to_json(content)))
+    assert (value["schema"], value["main"], value["oracle"]) == (SCHEMA, "retrack", "logo")
+    assert [p["oracle_first"] for p in value["pictures"]] == [EVIL, "b & c"]
+    retrack = next(m for m in value["methods"] if m["id"] == "retrack")
+    page = embedded(render(run, SET))["methods"][1]
+    assert [[v["verdict"][k] for k in ("kind", "headline", "detail")] for v in retrack["answers"]] == page["verdicts"]
+    assert [g["rank"] for g in retrack["answers"][1]["groups"]] == [1, 2, 3]
+    assert len(value["digests"]["scores/samples/retrack.parquet"]) == 64
+
+
+def test_other_sets_and_races_have_pages_of_their_own(tmp_path):
+    run = copy_run(tmp_path / "run")
+    assert report_path(run, TINY) == run.path("report.html")
+    assert report_path(run, "mine") == run.path("report-mine.html")
+    assert report_path(run, TINY, "top1@0.95") == run.path(f"report-{TINY}-top1@0.95.html")
+    verbs.score(run, TINY, ["retrack"], Inline(), stop="top1@0.9,budget=200")
+    with pytest.raises(GudaError, match=r"by top1@0\.95 in .* --stop top1@0\.95"):
+        render(run, TINY, "top1@0.95")
+    html = render(run, TINY, "top1@0.9,budget=200")
+    assert [m["id"] for m in embedded(html)["methods"]] == ["retrack"]
+    text = Page(html).text
+    assert "raced to top1@0.9,budget=200" in text
+    assert "retraining puts group" in text  # the oracle by the recipe's rounds
+    raced = Scores.read(run.path("scores", TINY, "top1@0.9,budget=200", "retrack.parquet"))
+    view = MethodView(raced, [16] * 3, "")
+    for q, card in enumerate(html.split('<li class="card ')[1:]):  # in the race's own order
+        names = [part.split("<")[0] for part in card.split("</ol>")[0].split("<bdi>")[1:]]
+        assert names == [GROUPS[g] for g in view.order[q]]
+
+
+def test_no_browser_is_one_line(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("GUDA_BROWSER", raising=False)
+    with pytest.raises(GudaError, match="needs Chromium, Chrome or Edge"):
+        find_browser()
+    monkeypatch.setenv("GUDA_BROWSER", "lynx-of-the-moon")
+    with pytest.raises(GudaError, match="lynx-of-the-moon is no program"):
+        find_browser()
+
+
+@pytest.mark.parametrize("n", [1, 60])
+def test_one_picture_or_sixty_groups(tmp_path, n):
+    run = make_run(tmp_path / "run", n=1, labels=[f"group {i} <i>" for i in range(max(n, 2))])
+    add_scores(run, "similarity-pixel", intervals=False, unit="cosine")
+    page = Page(render(run, SET))
+    assert "group 1 <i>" in page.text
+    assert not [t for t, _ in page.tags if t == "i"]

@@ -1,0 +1,181 @@
+"""The app as a server, without a browser: its HTTP API, its manners, and what the command line refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tinyrun import SET, copy_run
+from uploads import grey, png_header
+
+from guda.errors import GudaError
+from guda.web.question import BUDGET, FIRST, OWN, THREE, rule_of
+from guda.web.server import free, parse_auth
+from guda.web.service import Service
+from guda.web.style import sheet
+
+DOCS = Path(__file__).parents[2] / "docs" / "web.md"
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pytest.importorskip("gradio")
+    import uvicorn
+
+    from guda.web.server import web_app
+
+    root = tmp_path_factory.mktemp("served")
+    os.environ["GRADIO_TEMP_DIR"] = str(root / "uploads")
+    service, port = Service(copy_run(root / "run").root), free_port()
+    service.warm()
+    server = uvicorn.Server(uvicorn.Config(web_app(service, root, "127.0.0.1", port), port=port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(10)
+    service.close()
+
+
+def test_the_example_of_the_docs_runs(address: str, tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert code is not None
+    picture = grey(tmp_path / "picture.png", seed=7)
+    text = code[1].replace("http://127.0.0.1:7860", address).replace("picture.png", str(picture))
+    names: dict[str, object] = {}
+    exec(text, names)
+    answer, again, known, board = (names[n] for n in ("answer", "again", "known", "board"))
+    assert answer == again
+    assert isinstance(answer, dict)
+    assert set(answer) == {
+        "result", "picture", "prompt", "method", "unit", "sign", "estimand", "rule", "settled", "evaluations",
+        "verdict", "placebo_floor", "groups",
+    }  # fmt: skip
+    documented = set(re.findall(r"`(\w+)`", DOCS.read_text().partition("A result:")[2]))
+    assert set(answer) <= documented
+    assert set(answer["groups"][0]) <= documented
+    assert known[0] == {"result": answer["result"], "method": "retrack", "rule": "top1@0.95", "pictures": 1}  # type: ignore[index]
+    assert set(board) == {SET}  # type: ignore[call-overload]
+
+
+def test_the_api_refuses_with_the_same_line(address: str, tmp_path: Path) -> None:
+    from gradio_client import Client, handle_file
+
+    client = Client(address, verbose=False)
+    bomb = tmp_path / "bomb.png"
+    bomb.write_bytes(png_header(10_000, 10_000))
+    asked = {"prompt": "", "rule": "top1@0.95", "method": ""}
+    with pytest.raises(Exception, match="100 megapixels"):
+        client.predict(handle_file(str(bomb)), **asked, api_name="/attribute")
+    with pytest.raises(Exception, match="told nothing of a picture"):
+        client.predict(handle_file(str(grey(tmp_path / "p.png"))), **(asked | {"prompt": "a"}), api_name="/attribute")
+    with pytest.raises(Exception, match="no stored result"):
+        client.predict("../run", "", "", "", api_name="/result")
+    note = client.predict(handle_file(str(grey(tmp_path / "q.png", (16, 16)))), **asked, api_name="/attribute")["note"]
+    assert "16 x 16" in note
+
+
+def test_a_path_or_an_address_is_no_upload(address: str, tmp_path: Path) -> None:
+    """Or anybody could read pictures of this machine, and make it fetch what they like."""
+    import httpx
+
+    path = grey(tmp_path / "private.png")
+    for told in (str(path), f"file://{path}", f"{address}/favicon.ico", "http://example.org/picture.png"):
+        body = {"data": [{"path": told, "meta": {"_type": "gradio.FileData"}}, "", "top1@0.95", ""]}
+        event = httpx.post(f"{address}/gradio_api/call/attribute", json=body).json()["event_id"]
+        said = httpx.get(f"{address}/gradio_api/call/attribute/{event}", timeout=30).text
+        assert said.startswith("event: error"), told
+        assert "upload" in said or "not an address or a path" in said, said
+
+
+def test_headers_and_page_name_no_other_server(address: str) -> None:
+    import httpx
+
+    page = httpx.get(address)
+    policy = page.headers["content-security-policy"]
+    assert "http" not in policy
+    assert "connect-src 'self'" in policy
+    loaded = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"(https?:)?//", page.text)
+    assert not [url for url in loaded if address not in url]
+
+
+def test_login(tmp_path: Path) -> None:
+    assert parse_auth(None) is None
+    assert parse_auth("anna:a:b") == ("anna", "a:b")
+    for text in ("anna", "anna:", ":x"):
+        with pytest.raises(GudaError, match="USER:PASSWORD"):
+            parse_auth(text)
+    pytest.importorskip("gradio")
+    from fastapi.testclient import TestClient
+
+    from guda.web.server import web_app
+
+    service = Service(copy_run(tmp_path / "run").root)
+    client = TestClient(web_app(service, tmp_path, "127.0.0.1", 7860, ("anna", "secret")))
+    assert client.get("/config").status_code == 401
+    assert client.post("/login", data={"username": "anna", "password": "wrong"}).status_code == 400
+    assert client.post("/login", data={"username": "anna", "password": "secret"}).status_code == 200
+    assert client.get("/config").status_code == 200
+
+
+def test_rules_behind_the_choices() -> None:
+    assert rule_of(FIRST, None, "") == "top1@0.95"
+    assert rule_of(THREE, None, "") == "top3@0.9"
+    assert rule_of(BUDGET, 500.0, "") == "budget=500"
+    assert rule_of(OWN, None, " top2@0.99,budget=9 ") == "top2@0.99,budget=9"
+    for bad in ((BUDGET, None, ""), (BUDGET, 0, ""), (OWN, None, ""), (OWN, None, "../x")):
+        with pytest.raises(GudaError):
+            rule_of(*bad)
+
+
+def test_one_style_for_report_and_app() -> None:
+    css = sheet()
+    assert "prefers-color-scheme" not in css
+    report = (Path(sys.modules["guda.report"].__path__[0]) / "bars.css").read_text()
+    light, dark = re.findall(r"--blue: (#\w+);", report)
+    assert re.search(rf"^:root {{.*--blue: {light};", css, re.DOTALL)
+    assert re.search(rf"^\.dark {{[^}}]*--blue: {dark};", css, re.MULTILINE)
+    assert css.count("{") == css.count("}")
+
+
+def command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "guda", "serve", *args], capture_output=True, text=True, timeout=120,
+        env={**os.environ, **env},
+    )  # fmt: skip
+
+
+def test_what_the_command_line_refuses(tmp_path: Path) -> None:
+    pytest.importorskip("gradio")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(GudaError, match="cannot listen on"):
+            free("127.0.0.1", port)
+        run = copy_run(tmp_path / "run")
+        said = command(str(run.root), "--port", str(port))
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith(f"guda: cannot listen on 127.0.0.1:{port}")
+    assert said.stderr.count("\n") == 1
+    (tmp_path / "gradio.py").write_text("raise ImportError('not here')")
+    said = command(str(run.root), PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert (said.returncode, said.stderr.count("\n")) == (2, 1)
+    assert 'pip install "guda[web]"' in said.stderr

@@ -1,0 +1,192 @@
+"""Asking a run: the page's answer is the command line's, byte for byte; many may ask, one is scored at a time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tinyrun import SET, Inline, copy_run
+from uploads import grey
+
+from guda import verbs
+from guda.errors import GudaError
+from guda.runs.run import Run
+from guda.scoring.scores import Scores
+from guda.web import answer, look
+from guda.web.intake import Limits, Refused
+from guda.web.service import Service
+from guda.web.snapshot import one_picture, to_csv, to_json
+from guda.web.stored import find, open_result, results
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    made = Service(copy_run(tmp_path_factory.mktemp("web") / "run").root)
+    made.warm()
+    return made
+
+
+def test_methods_that_can_be_raced(service: Service) -> None:
+    assert service.methods == ["retrack"]
+    assert service.told is None
+
+
+def test_ends_at_the_bytes_of_the_command_line(service: Service, tmp_path: Path) -> None:
+    other = copy_run(tmp_path / "other")
+    name, note = service.take(grey(tmp_path / "a.png", seed=1))
+    assert note == ""
+    shots = list(service.answer(name, "top1@0.95"))
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (tmp_path / "a.png").rename(folder / f"{name}.png")
+    assert verbs.add_queries(other, folder, name) == name
+    verbs.score(other, name, ["retrack"], Inline(), stop="top1@0.95")
+    ours, theirs = (verbs.scores_path(r, name, "retrack", "top1@0.95") for r in (service.run, other))
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert [s.final for s in shots] == [False] * (len(shots) - 1) + [True]
+    np.testing.assert_array_equal(shots[-1].scores.score, Scores.read(ours).score)
+
+
+def test_rounds_add_evaluations_and_narrow_intervals(service: Service, tmp_path: Path) -> None:
+    name, _ = service.take(grey(tmp_path / "b.png", seed=2))
+    shots = list(service.answer(name, "top2@0.999"))[:-1]
+    assert len(shots) > 3
+    evals = [s.evals for s in shots]
+    assert evals == sorted(set(evals))
+    widths = [s.scores.hi - s.scores.lo for s in shots if s.scores.lo is not None]  # type: ignore[operator]
+    assert np.isnan(widths[0]).all()  # one round has no error
+    stayed = ~shots[-1].left
+    assert (widths[-1][0][stayed] < widths[1][0][stayed]).all()
+    # evaluations by hand: per round, of 6 strata in pairs, the full model and each group still in
+    rounds = shots[-1].rounds
+    assert shots[-1].evals == 12 * (rounds.max() + rounds.sum())
+
+
+def test_the_same_picture_is_found_and_not_computed(service: Service, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    name, _ = service.take(grey(tmp_path / "c.png", seed=3))
+    first = list(service.answer(name))
+    monkeypatch.setattr("guda.web.service.run_here", lambda *a: pytest.fail("it was computed again"))
+    again, _ = service.take(grey(tmp_path / "under-another-name.png", seed=3))
+    assert again == name
+    second = list(service.answer(name))
+    assert [s.evals for s in second] == [s.evals for s in first]
+    assert next(iter(results(service.run))).queries == name
+    stored = open_result(service, name)
+    np.testing.assert_array_equal(stored.scores.lo, first[-1].scores.lo)
+    assert (stored.evals, stored.settled, stored.rule) == (first[-1].evals, first[-1].settled, "top1@0.95")
+    np.testing.assert_array_equal(stored.rounds, first[-1].rounds)
+
+
+def test_many_at_once_all_finish(service: Service, tmp_path: Path) -> None:
+    names = [service.take(grey(tmp_path / f"{i}.png", seed=10 + i))[0] for i in range(4)]
+    found: dict[int, str] = {}
+
+    def ask(i: int) -> None:
+        *_, last = service.answer(names[i % 4], "budget=200")
+        found[i] = f"{last.queries} {last.final}"
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert found == {i: f"{names[i % 4]} True" for i in range(8)}
+    assert not service._jobs
+
+
+def test_a_full_queue_refuses(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1))
+    hold = threading.Event()
+    monkeypatch.setattr("guda.web.service.run_here", lambda *a: hold.wait(30))
+    names = [small.take(grey(tmp_path / f"{i}.png", seed=20 + i))[0] for i in range(3)]
+    jobs = [small.submit(n) for n in names[:2]]
+    assert small.submit(names[0]) is jobs[0]  # the same question is the same job
+    assert small.ahead(jobs[1]) == 1
+    with pytest.raises(Refused, match="waiting already"):
+        small.submit(names[2])
+    hold.set()
+    with pytest.raises(GudaError):  # nothing was computed, so there is nothing to read
+        list(jobs[0].watch())
+    small.close()
+
+
+def test_questions_that_cannot_be_put(service: Service) -> None:
+    for rule, method in (("top1", None), ("budget=1", None), ("top9@0.9", None), ("top1@0.95", "logo")):
+        with pytest.raises(GudaError):
+            list(service.answer(SET, rule, method))
+    with pytest.raises(GudaError, match="no stored result"):
+        find(service.run, "../../etc")
+    with pytest.raises(GudaError, match="no stored result"):
+        find(service.run, SET, "retrack", "top3@0.9")
+
+
+def test_runs_that_cannot_be_served(tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    with pytest.raises(GudaError, match="oracle"):
+        Service(run.root, "logo")
+    verbs.change_scoring(run, drift="subtract")
+    with pytest.raises(GudaError, match="--drift keep"):
+        Service(run.root)
+    for path in run.path("artifacts").glob("retrack-*/*"):
+        path.unlink()
+    with pytest.raises(GudaError, match="no fitted method that can be raced"):
+        Service(run.root)
+
+
+def test_a_full_score_opens_picture_by_picture(service: Service) -> None:
+    whole = Scores.read(verbs.scores_path(service.run, SET, "retrack"))
+    third = whole.queries[2]
+    shot = open_result(service, SET, "retrack", "full", third)
+    assert shot.picture == third
+    assert shot.settled is None
+    np.testing.assert_array_equal(shot.scores.score[0], whole.score[2])
+    assert [str(g) for g in one_picture(whole, third)[third].ranked] == [str(g) for g in whole[third].ranked]
+    html, _ = answer.answer(service, shot)
+    assert "Scored in full" in html
+    for method in ("logo", "similarity-pixel"):  # an oracle of two seeds; no evaluations and no intervals
+        assert "answer" in answer.answer(service, open_result(service, SET, method, "full"))[0]
+
+
+def test_json_and_csv_say_the_same(service: Service, tmp_path: Path) -> None:
+    name, _ = service.take(grey(tmp_path / "d.png", seed=4))
+    *_, shot = service.answer(name)
+    value = to_json(shot, service.view(shot.scores))
+    assert [g["rank"] for g in value["groups"]] == [1, 2, 3]
+    assert value["verdict"]["kind"] in ("clear", "tied", "none", "unmeasured")
+    lines = to_csv(value).splitlines()
+    assert lines[0] == "result,picture,method,rule,unit,group,rank,score,lo,hi,rounds,left_early"
+    assert lines[1].split(",")[5:8] == [value["groups"][0]["group"], "1", repr(value["groups"][0]["score"])]
+
+
+def test_the_answer_holds_its_axis_while_it_runs(service: Service, tmp_path: Path) -> None:
+    name, _ = service.take(grey(tmp_path / "b.png", seed=2))
+    shots = list(service.answer(name, "top2@0.999"))
+    held = None
+    for shot in shots:
+        html, scale = answer.answer(service, shot, "a <b> note", held)
+        assert "a &lt;b&gt; note" in html
+        if held is not None and not shot.final:
+            assert scale.lo <= held.lo
+            assert scale.hi >= held.hi
+        held = scale
+        assert ("so far" in html) != shot.final
+        assert ("Link to this result" in html) == shot.final
+    assert html.count('alt="training image of') == 12
+    assert f"?result={name}&amp;method=retrack&amp;rule=top2%400.999" in html
+
+
+def test_leaderboard_and_runs(service: Service, tmp_path: Path) -> None:
+    board = look.leaderboard(service)
+    assert "LOGO, one retraining (ceiling)" in board
+    assert 'class="main"' in board
+    bare = Run.open(copy_run(tmp_path / "bare").root)
+    bare.path("scores", SET, "evaluation.json").unlink()
+    assert "was not compared with an oracle" in look.leaderboard(Service(bare.root))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    table = look.runs_table(tmp_path, bare.root)
+    assert "bare (this one)" in table
+    assert "cannot be opened" in table
+    assert "retrack" in table
