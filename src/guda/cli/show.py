@@ -112,7 +112,8 @@ def cluster_text(value: dict[str, Any]) -> str:
     from guda.evaluation.tables import human_count, human_time
 
     lines = [
-        f"{value['run']}: {', '.join(value['methods'])} from nothing, {value['groups']} groups, {value['queries']} queries",
+        f"{value['run']}: {', '.join(value['methods'])} from nothing, {value['groups']} groups, "
+        f"{value['queries']} queries",
         f"  {'to do':<34}{'tasks':>9}{'evaluations':>14}{'worker-hours':>14}{'disk':>12}",
     ]
     for part in value["parts"]:

@@ -1,13 +1,15 @@
 """Fonts: the same 62 characters in many families, a real set of many groups; group = family, content = character.
 
 The families and their files are pinned in fonts.yaml, from Debian's packages; fonts:FOLDER takes those of a folder
-instead. Families whose letters are the same pictures are one group (the first by name); those that are nearly the same
-(Liberation Sans and Arimo: clones of Arial by the same hand) stay apart, the hard case of attribution, and are listed in
-meta["near"] with the share of ink in which they differ.
+instead. Families whose letters are the same pictures are one group (the first by name). Those that are nearly the same
+stay apart, the hard case of attribution, and are listed in meta["near"] with the share of ink in which they differ; of
+the pinned ones Cousine and Liberation Mono, Hack and DejaVu Sans Mono, Arimo and Liberation Sans, Tinos and Liberation
+Serif, Verana Sans and DejaVu Sans.
 
 One rule of scale for all: the capital H is 9/16 of the picture high and capitals are centred between top and bottom, so
 that neither the size nor the place of a letter, which differ between families for no reason of style, says whose it is;
-x-height, width, weight and shape do. A family is drawn smaller only where its widest or tallest character would not fit.
+x-height, width, weight and shape do. A family is drawn smaller only where its widest or tallest character would not
+fit.
 Drawn FINER times larger and averaged over blocks, so that hinting, which differs between versions of FreeType and snaps
 small letters to whole pixels, hardly matters. White on black, as the digits are.
 """
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 import os
 import string
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -55,16 +56,18 @@ class Pen:
         self.file, self.side = file, size * FINER
         basic = ImageFont.Layout.BASIC  # no ligatures, and the same with or without libraqm
         self._at = cache(lambda em: ImageFont.truetype(file, em, layout_engine=basic))
+        em = float(self.side)
         try:
-            em = self.side * 2.0
-            capital = -self._at(em).getbbox("H", anchor="ls")[1]
-            boxes = [self._at(em).getbbox(c, anchor="ls") for c in CHARACTERS]
+            font = self._at(em)
         except OSError as e:
             raise GudaError(f"{file} is not a font that can be drawn at any size ({e})") from None
         self.em = self.capital = 0.0
-        if capital > 0 and all(right > left and bottom > top for left, top, right, bottom in boxes):
-            wide = max(right - left for left, _, right, _ in boxes)
-            tall = max(max(bottom + capital / 2, -top - capital / 2) for _, top, _, bottom in boxes)  # from the middle
+        capital = -font.getbbox("H", anchor="ls")[1]
+        inks = [font.getmask(c).getbbox() for c in CHARACTERS]  # getbbox of the font counts the space around letters
+        if capital > 0 and all(inks):
+            lines = [font.getbbox(c, anchor="ls") for c in CHARACTERS]
+            wide = max(right - left for left, _, right, _ in inks)
+            tall = max(max(bottom + capital / 2, -top - capital / 2) for _, top, _, bottom in lines)  # from the middle
             room = self.side * (1 - 2 * ROOM)
             fits = min(CAPITAL * self.side / capital, room / wide, room / 2 / tall)
             self.em, self.capital = em * fits, capital * fits
@@ -76,7 +79,7 @@ class Pen:
 
     def lacks(self) -> list[str]:
         """Characters without a glyph: nothing is drawn, or the box that stands for a missing one."""
-        font = self._at(self.side * 2.0)
+        font = self._at(float(self.side))
         empty = bytes(font.getmask("\U0010fffe"))
         drawn = {c: bytes(font.getmask(c)) for c in CHARACTERS}
         return [c for c, pixels in drawn.items() if not any(pixels) or pixels == empty]
@@ -85,12 +88,13 @@ class Pen:
         """uint8 [size, size]; `shift` (right, down) in pixels of the finer grid."""
         from PIL import Image, ImageDraw
 
-        font = self._at(self.em * smaller)
-        left, _, right, _ = font.getbbox(character, anchor="ls")
-        x = (self.side - (right - left)) // 2 - left + shift[0]
+        wide = Image.new("L", (3 * self.side, self.side))  # drawn in its middle, with room for whatever hangs out
         y = (self.side + round(self.capital * smaller)) // 2 + shift[1]
-        canvas = Image.new("L", (self.side, self.side))
-        ImageDraw.Draw(canvas).text((x, y), character, fill=255, font=font, anchor="ls")
+        font = self._at(self.em * smaller)
+        ImageDraw.Draw(wide).text((self.side, y), character, fill=255, font=font, anchor="ls")
+        left, _, right, _ = wide.getbbox() or (0, 0, 0, 0)
+        start = left - (self.side - (right - left)) // 2 - shift[0]
+        canvas = wide.crop((start, 0, start + self.side, self.side))
         size = self.side // FINER
         blocks = np.asarray(canvas).reshape(size, FINER, size, FINER).mean(axis=(1, 3))
         return np.rint(blocks).astype(np.uint8)
@@ -118,7 +122,7 @@ def draw_family(files: Sequence[Path], size: int, variants: int) -> np.ndarray:
 
 def why_not(file: Path) -> str | None:
     """Why a family cannot be a group; None if its file draws all 62 characters."""
-    pen = Pen(file, 32)
+    pen = Pen(file, 16)
     if missing := pen.lacks():
         return f"no {' '.join(missing[:8])}{' ...' if len(missing) > 8 else ''}"
     different = len({pen.draw(c).tobytes() for c in CHARACTERS})
@@ -175,7 +179,7 @@ def _pinned_files(package: str, entry: Mapping[str, Any]) -> Iterable[tuple[str,
     for file, sha in wanted.items():
         if not _is(root / "usr/share/fonts" / file, sha):
             raise GudaError(
-                f"{root / 'usr/share/fonts' / file} is not the file of {package} {entry['version']}, so its letters may "
+                f"{root / 'usr/share/fonts' / file} is not the file of {package} {entry['version']}, so letters may "
                 "differ; get that version from https://snapshot.debian.org, or take fonts as they are: fonts:FOLDER"
             )
     for family, files in entry["families"].items():
@@ -194,7 +198,7 @@ def _of_folder(folder: Path) -> tuple[dict[str, list[Path]], dict[str, str]]:
         if reason := why_not(family.files[0]):
             skipped[family.name] = reason
         else:
-            kept[family.name] = [file for file in family.files[:STYLES] if not Pen(file, 32).lacks()]
+            kept[family.name] = [file for file in family.files[:STYLES] if not Pen(file, 16).lacks()]
     return kept, skipped
 
 
@@ -227,8 +231,6 @@ def load_fonts(path: str | None = None, size: int | None = None, variants: int |
             f"fonts{':' + path if path else ''}: {len(names)} famil{'y' if len(names) == 1 else 'ies'} to tell apart, "
             f"and groups are two at least{f' ({left})' if left else ''}; give a folder with more fonts"
         )
-    if same and path is None:
-        warnings.warn(f"fonts.yaml has families twice: {same}", stacklevel=2)
     kinds = [(name, v, c) for name in names for v in range(variants) for c in CHARACTERS]
     meta = {"source": "fonts", "size": size, "variants": variants, "renderer": _renderer(), "near": near}
     meta |= {"same": same, "skipped": skipped} if path is not None else {"packages": len(pinned())}

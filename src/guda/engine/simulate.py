@@ -125,7 +125,7 @@ class _Graph:
 
 
 def simulate(works: Sequence[Work], cluster: Cluster) -> Schedule:
-    """The schedule of these tasks on this cluster; a function of its arguments, failures too (keyed by seed and task)."""
+    """The schedule of these tasks on this cluster; a function of its arguments, failures too (by seed and task)."""
     if cluster.workers < 1:
         raise GudaError(f"a cluster has at least one worker, got {cluster.workers}")
     graph, rate = _Graph(works), cluster.failures / 3600
