@@ -147,6 +147,11 @@ def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries:
         add(f"train for {name}", shared(others), weights * len(others))
         before = tuple(dict.fromkeys(t.name for t in [*base, *others]))
         per_group = own[:: len(found.groups)]  # one of each kind: seeds of LOGO, halves of a hybrid
+        tasks = len(works) + groups * len(per_group) + ceil(n_queries / shard)
+        if tasks > MOST:
+            raise GudaError(
+                f"{tasks:,} tasks are more than are simulated ({MOST:,}); give a larger shard (--set shard=N)"
+            )
         fits = []
         for task in per_group:
             seconds = task.cost * rates(f"fit {name}", found.fit_stages())
@@ -165,8 +170,6 @@ def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries:
         fulls = len({full for full, _ in found.sets()})
         kept = fulls + (len(found.models()) - fulls) // len(found.groups) * groups
         add(f"score {name}", shards, kept * n_queries * timesteps.n_strata * scoring.rounds * BYTES_PER_TERM)
-        if len(works) > MOST:
-            raise GudaError(f"{len(works)} tasks are more than can be simulated ({MOST}); give a larger shard")
     return Load(list(works.values()), parts, rates.found, rates.recorded)
 
 
