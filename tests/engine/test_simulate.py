@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guda.engine.simulate import Cluster, Work, busy, simulate, waves
+from guda.engine.simulate import Cluster, Work, busy, simulate, staged, waves
 from guda.errors import GudaError
 
 
@@ -42,9 +42,10 @@ def test_one_long_task_dominates():
 def test_train_then_fit_then_score():
     """One model, then a wave of groups, then shards that need all of them, by a milestone instead of n x m edges."""
     fits = [Work(f"fit {k}", 10.0, ("train",), "fit") for k in range(8)]
-    fitted = Work("fitted", None, tuple(w.name for w in fits))
-    shards = [Work(f"shard {k}", 3.0, ("fitted",), "score") for k in range(6)]
+    fitted = Work("fitted", None, ("train", *(w.name for w in fits)))
+    shards = [Work(f"score {k}", 3.0, ("fitted",), "score") for k in range(6)]
     works = [Work("train", 60.0, stage="train"), *fits, fitted, *shards]
+    assert works == staged(60.0, 8, 10.0, 6, 3.0)
     assert simulate(works, Cluster(4)).makespan == pytest.approx(60 + 2 * 10 + 2 * 3)
     assert simulate(works, Cluster(1000)).makespan == pytest.approx(73.0)
     direct = [w for w in works if w.name != "fitted"]
@@ -65,6 +66,10 @@ def test_what_holds_a_schedule_up():
     assert simulate(equal(1000, 1.0), Cluster(10)).bottleneck == "workers"
     assert simulate(equal(11, 1.0), Cluster(10)).bottleneck == "grain"  # the second wave has one task
     assert simulate(equal(5, 1.0), Cluster(10)).bottleneck == "chain"  # no more workers than tasks help
+    held = simulate(staged(40.0, 300, 10.0, 100, 3.0), Cluster(100))  # nobody works while the model is trained
+    assert held.makespan == pytest.approx(40 + 3 * 10 + 3)
+    assert held.waited == pytest.approx(40.0 * 99)
+    assert (max(held.bounds.values()) < 0.85 * held.makespan, held.bottleneck) == (True, "chain")
 
 
 def test_failures_repeat_tasks_and_are_keyed():

@@ -3,8 +3,8 @@
 The families and their files are pinned in fonts.yaml, from Debian's packages; fonts:FOLDER takes those of a folder
 instead. Families whose letters are the same pictures are one group (the first by name). Those that are nearly the same
 stay apart, the hard case of attribution, and are listed in meta["near"] with the share of ink in which they differ; of
-the pinned ones Cousine and Liberation Mono, Hack and DejaVu Sans Mono, Arimo and Liberation Sans, Tinos and Liberation
-Serif, Verana Sans and DejaVu Sans.
+the pinned ones Arimo and Liberation Sans, Cousine and Liberation Mono, Tinos and Liberation Serif, Hack and DejaVu Sans
+Mono.
 
 One rule of scale for all: the capital H is 9/16 of the picture high and capitals are centred between top and bottom, so
 that neither the size nor the place of a letter, which differ between families for no reason of style, says whose it is;

@@ -52,6 +52,7 @@ class Schedule:
     path: float  # seconds of the longest chain
     chain: tuple[str, ...]  # its tasks
     longest: float  # seconds of the longest task
+    waited: float = 0.0  # idle worker-seconds while one task ran and the others could not start without it
     failed: int = 0
     lost: float = 0.0  # seconds of work that failures ended
     spans: list[tuple[str, float, float]] = field(default_factory=list, repr=False)  # (stage, start, end) of each run
@@ -78,7 +79,10 @@ class Schedule:
         cause, most = max(self.bounds.items(), key=lambda pair: pair[1])
         if most >= NEAR * self.makespan or not self.makespan:
             return cause
-        return "failures" if self.lost > (1 - NEAR) * self.makespan * self.cluster.workers else "grain"
+        whole = self.makespan * self.cluster.workers
+        if self.lost > (1 - NEAR) * whole:
+            return "failures"
+        return "chain" if self.waited > (whole - self.work) / 2 else "grain"
 
 
 class _Graph:
@@ -136,6 +140,7 @@ def simulate(works: Sequence[Work], cluster: Cluster) -> Schedule:
     spans: list[tuple[str, float, float]] = []
     attempts = [0] * len(works)
     free, now, driver, failed, lost = cluster.workers, cluster.start, cluster.start, 0, 0.0
+    left, waited = sum(w.seconds is not None for w in works), 0.0
 
     def met(numbers: Iterable[int]) -> None:
         """Real tasks wait for a worker; what a milestone held back is met at once."""
@@ -156,7 +161,7 @@ def simulate(works: Sequence[Work], cluster: Cluster) -> Schedule:
     while ready or events:
         while ready and free:
             i = heappop(ready)
-            free -= 1
+            free, left = free - 1, left - (not attempts[i])
             driver = max(driver, now) + cluster.submit
             seconds = (works[i].seconds or 0.0) + cluster.overhead
             until = _breaks(rate, cluster.seed, works[i].name, attempts[i])
@@ -171,6 +176,8 @@ def simulate(works: Sequence[Work], cluster: Cluster) -> Schedule:
                 heappush(events, (driver + until, i, "failed"))
             else:
                 heappush(events, (driver + seconds, i, "done"))
+        if left and free == cluster.workers - 1:
+            waited += free * (events[0][0] - now)
         now = events[0][0]
         while events and events[0][0] == now:
             _, i, what = heappop(events)
@@ -186,7 +193,7 @@ def simulate(works: Sequence[Work], cluster: Cluster) -> Schedule:
     return Schedule(
         cluster=cluster, makespan=max((end for _, _, end in spans), default=0.0), tasks=len(real),
         work=sum(real) + cluster.overhead * len(real), path=path, chain=chain, longest=max(real, default=0.0),
-        failed=failed, lost=lost, spans=spans,
+        waited=waited, failed=failed, lost=lost, spans=spans,
     )  # fmt: skip
 
 
@@ -195,6 +202,14 @@ def _breaks(rate: float, seed: int, name: str, attempt: int) -> float:
     if rate <= 0:
         return float("inf")
     return -log(1.0 - random.Random(f"{seed}/{name}/{attempt}").random()) / rate
+
+
+def staged(train: float, fits: int, fit: float, shards: int, score: float) -> list[Work]:
+    """The shape of every run, made up: a training, a task per group, then a task per shard; seconds of one of each."""
+    groups = [Work(f"fit {k}", fit, ("train",), "fit") for k in range(fits)]
+    scored = [Work(f"score {k}", score, ("fitted",), "score") for k in range(shards)]
+    fitted = Work("fitted", None, ("train", *(w.name for w in groups)))
+    return [Work("train", train, stage="train"), *groups, fitted, *scored]
 
 
 def waves(n: int, seconds: float, workers: int) -> float:

@@ -210,7 +210,7 @@ def row(schedule: Schedule, price: float | None, stage: dict[str, str]) -> dict[
     cause = schedule.bottleneck
     if cause == "chain" and schedule.chain and stage.get(schedule.chain[0]) == "train":
         first = schedule.spans[0]
-        cause = "training" if first[2] - first[1] > schedule.makespan / 2 else cause
+        cause = "training" if first[2] - first[1] > schedule.path / 2 else cause
     return {
         "workers": schedule.cluster.workers,
         "tasks": schedule.tasks,
