@@ -9,8 +9,7 @@ Mono.
 One rule of scale for all: the capital H is 9/16 of the picture high and capitals are centred between top and bottom, so
 that neither the size nor the place of a letter, which differ between families for no reason of style, says whose it is;
 x-height, width, weight and shape do. A family is drawn smaller only where its widest or tallest character would not
-fit.
-Drawn FINER times larger and averaged over blocks, so that hinting, which differs between versions of FreeType and snaps
+fit. Drawn FINER times larger and averaged over blocks, so that hinting, which differs between versions of FreeType and snaps
 small letters to whole pixels, hardly matters. White on black, as the digits are.
 """
 
@@ -255,7 +254,7 @@ def _drawn(files: Mapping[str, Sequence[Path]], size: int, variants: int) -> dic
     import torch
 
     digests = {name: [store.digest_file(f)[:16] for f in found] for name, found in files.items()}
-    rule = [FINER, CAPITAL, ROOM, SMALLER, CHARACTERS]
+    rule = ["ink centred", FINER, CAPITAL, ROOM, SMALLER, CHARACTERS]
     key = {"files": digests, "size": size, "variants": variants, "rule": rule, "renderer": _renderer()}
     cached = cache_folder() / f"fonts-{size}x{variants}-{store.digest(key)}.safetensors"
     if not cached.is_file():
