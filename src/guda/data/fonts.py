@@ -6,11 +6,11 @@ stay apart, the hard case of attribution, and are listed in meta["near"] with th
 the pinned ones Arimo and Liberation Sans, Cousine and Liberation Mono, Tinos and Liberation Serif, Hack and DejaVu Sans
 Mono.
 
-One rule of scale for all: the capital H is 9/16 of the picture high and capitals are centred between top and bottom, so
-that neither the size nor the place of a letter, which differ between families for no reason of style, says whose it is;
-x-height, width, weight and shape do. A family is drawn smaller only where its widest or tallest character would not
-fit. Drawn FINER times larger and averaged over blocks, so that hinting, which differs between versions of FreeType and snaps
-small letters to whole pixels, hardly matters. White on black, as the digits are.
+One rule of scale for all: the capital H is 9/16 of the picture high and capitals are centred between top and bottom,
+so that neither the size nor the place of a letter, which differ between families for no reason of style, says whose it
+is; x-height, width, weight and shape do. A family is drawn smaller only where its widest or tallest character would
+not fit. Drawn FINER times larger and averaged over blocks, so that hinting, which differs between versions of FreeType
+and snaps small letters to whole pixels, hardly matters. White on black, as the digits are.
 """
 
 from __future__ import annotations
