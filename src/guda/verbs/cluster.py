@@ -254,5 +254,5 @@ def draw(schedules: Sequence[Schedule], path: Path) -> None:
             axes.set_yticks([])
             if k == 0:
                 axes.set_title("busy workers over time")
-                axes.legend(loc="upper right")
+                axes.legend(loc="upper right", frameon=True, framealpha=1, ncols=3)
         axes.set_xlabel("hours")
