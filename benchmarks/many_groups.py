@@ -120,7 +120,9 @@ def main() -> None:
         figures = measure(n)
         print("\n".join(f"{name:<32}{value:,.4g}" for name, value in figures.items()), flush=True)
         datasets = read_results(RESULTS).datasets if RESULTS.is_file() else {}
-        datasets[f"groups-{n}"] = DatasetEntry(n_queries=50, n_groups=n, seeds=[0], ceiling=None, methods={}, figures=figures)
+        datasets[f"groups-{n}"] = DatasetEntry(
+            n_queries=50, n_groups=n, seeds=[0], ceiling=None, methods={}, figures=figures
+        )
         write_results(RESULTS, "python benchmarks/many_groups.py", datasets)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from guda.cli.options import Json, Method, RunFolder, Workers, say
+from guda.errors import GudaError
 
 
 def plan(
@@ -14,14 +16,27 @@ def plan(
     method: Method = None,
     n: Annotated[int | None, typer.Option("-n", help="Queries to plan for; default: the recipe's.", min=1)] = None,
     workers: Workers = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Simulate the run from nothing on so many workers, e.g. 10,100,1000.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of the cluster, e.g. --set groups=1000 --set price=2.5; docs/planning.md."),
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the simulated schedules (.svg, .png).")] = None,
     as_json: Json = False,
 ) -> None:
     """What it will cost, before it is spent: evaluations, time, disk, and precision against budget.
 
-    Instead of a run folder the name of a shipped recipe may be given: then its evaluations and disk."""
+    Instead of a run folder the name of a shipped recipe may be given: then its evaluations and disk.
+    With --cluster: worker-hours, storage, price and the schedule on machines you do not have yet."""
     from guda import verbs
-    from guda.cli.show import outline_text, plan_text
+    from guda.cli.show import cluster_text, outline_text, plan_text
+    from guda.runs.recipe import parse_config
     from guda.runs.run import Run
+
+    if cluster is None and (settings or figure):
+        raise GudaError("--set and --figure are of a cluster: give --cluster too, e.g. --cluster 10,100,1000")
 
     if not run.exists() and run.name == str(run):  # no folder: the name of a recipe
         from guda.runs.recipe import builtin_recipe
@@ -30,6 +45,11 @@ def plan(
         return say(found, outline_text(found), as_json)
     folder = Run.open(run)
     count = n or verbs.query_count(folder, folder.recipe.queries)
+    if cluster is not None:
+        given = verbs.parse_settings([f"workers=[{cluster}]", *(settings or [])])
+        config = parse_config(verbs.ClusterConfig, given, "--cluster")
+        value = verbs.plan_cluster(folder, method or list(folder.recipe.methods), config, count, figure)
+        return say(value, cluster_text(value), as_json)
     value = verbs.plan(folder, method or list(folder.recipe.methods), count, workers)
     say(value, plan_text(value), as_json)
 

@@ -110,6 +110,34 @@ def outline_text(value: dict[str, Any]) -> str:
     return "\n".join([*lines, value["note"]])
 
 
+def cluster_text(value: dict[str, Any]) -> str:
+    """`guda plan --cluster` for people."""
+    from guda.evaluation.tables import human_count, human_time
+
+    lines = [
+        f"{value['run']}: {', '.join(value['methods'])} from nothing, {value['groups']} groups, "
+        f"{value['queries']} queries",
+        f"  {'to do':<34}{'tasks':>9}{'evaluations':>14}{'worker-hours':>14}{'disk':>12}",
+    ]
+    for part in value["parts"]:
+        lines.append(
+            f"  {part['what']:<34}{part['tasks']:>9}{human_count(part['evals']):>14}"
+            f"{part['seconds'] / 3600:>14.2f}{_bytes(part['disk']):>12}"
+        )
+    lines.append(f"  {'workers':>9}{'time':>14}{'busy':>7}{'paid hours':>12}{'cost':>12}   what holds it up")
+    for row in value["schedules"]:
+        cost = "" if row["cost"] is None else f"{row['cost']:,.2f}"
+        lines.append(
+            f"  {row['workers']:>9}{human_time(row['makespan']):>14}{row['utilisation']:>7.0%}"
+            f"{row['paid_hours']:>12.2f}{cost:>12}   {row['bottleneck']}: {row['advice']}"
+        )
+    told = [kind for kind, recorded in value["recorded"].items() if not recorded]
+    note = f"not recorded by this run: {', '.join(told)}" if told else "as this run recorded them"
+    return "\n".join(
+        [*lines, f"Seconds per evaluation {note}; overhead, start, submit, failures are assumptions (--set)."]
+    )
+
+
 def _known(n: int | None) -> str:
     return "–" if n is None else str(n)
 

@@ -1,8 +1,8 @@
 """Sources: training data by name ("digits") or by path (an image folder).
 
 A new source is a function that returns ImageData, registered with @source("name"). The options it takes are
-its keyword parameters among size, group_by, content_by, mode and split; any other option given to it is refused. One
-that also takes `path` reads a folder of a known layout, and "name:path" says which.
+its keyword parameters among size, group_by, content_by, mode, split and variants; any other option given to it is
+refused. One that also takes `path` reads a folder of a known layout, and "name:path" says which.
 """
 
 from __future__ import annotations
@@ -65,6 +65,13 @@ def _emoji(size: int | None = None) -> ImageData:
     return load_emoji(size)
 
 
+@source("fonts")
+def _fonts(path: str | None = None, size: int | None = None, variants: int | None = None) -> ImageData:
+    from guda.data.fonts import load_fonts
+
+    return load_fonts(path, size, variants)
+
+
 @source("cifar10")
 def _cifar10(path: str | None = None, size: int | None = None, split: str | None = None) -> ImageData:
     from guda.data.cifar10 import load_cifar10
@@ -87,6 +94,7 @@ def load_source(
     mode: str | None = None,
     content_by: str | None = None,
     split: str | None = None,
+    variants: int | None = None,
     groups: Sequence[str] | None = None,
     limit_per_group: int | None = None,
     limit_contents: int | None = None,
@@ -121,8 +129,10 @@ def load_source(
             f"unknown data source {name!r}; the sources are {choices(known_sources())}, "
             f"and any path to an image folder{suggestion(name, known_sources())}"
         )
-    given = {"size": size, "group_by": group_by, "mode": mode, "content_by": content_by, "split": split}
-    options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    given: dict[str, Any] = {
+        "size": size, "group_by": group_by, "mode": mode, "content_by": content_by, "split": split, "variants": variants
+    }  # fmt: skip
+    options = {key: value for key, value in given.items() if value is not None}
     takes = [key for key in given if key in inspect.signature(loader).parameters]
     for key in options:
         if key not in takes:

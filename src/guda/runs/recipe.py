@@ -45,6 +45,9 @@ class DataConfig(Config):
     split: Literal["train", "test"] | None = Field(
         None, description="The part of a published data set, where it has parts (cifar10); default: train."
     )
+    variants: int | None = Field(
+        None, gt=0, description="Images of each character of a family (fonts): styles, sizes, shifts; default: 4."
+    )
     limit_per_group: int | None = Field(None, gt=0, description="Keep at most this many images of each group.")
     limit_contents: int | None = Field(
         None, gt=0, description="Keep the images of so many contents (objects) only, the same in every group."

@@ -2,6 +2,7 @@
 
 from guda.diffusion.queries import query_count
 from guda.verbs.ablate import ablate, read_ablation
+from guda.verbs.cluster import ClusterConfig, plan_cluster
 from guda.verbs.evaluate import evaluate, evaluate_bands, pipeline
 from guda.verbs.health import health, health_methods
 from guda.verbs.likelihood import evaluate_likelihood, likelihood, likelihood_path
@@ -9,7 +10,15 @@ from guda.verbs.outline import outline
 from guda.verbs.pairs import pairs, parse_pairs
 from guda.verbs.partition import partition
 from guda.verbs.plan import Budget, plan
-from guda.verbs.project import change_groups, change_queries, change_scoring, change_settings, init, status
+from guda.verbs.project import (
+    change_groups,
+    change_queries,
+    change_scoring,
+    change_settings,
+    init,
+    parse_settings,
+    status,
+)
 from guda.verbs.prompts import prompts_build, prompts_show
 from guda.verbs.queries import add_queries, choose_or_add_queries, choose_queries
 from guda.verbs.reproduce import read_reproduction, reproduce, reproductions, scaled_recipe
@@ -40,6 +49,7 @@ from guda.verbs.work import (
 
 __all__ = [
     "Budget",
+    "ClusterConfig",
     "Engine",
     "ablate",
     "add_queries",
@@ -67,11 +77,13 @@ __all__ = [
     "outline",
     "pairs",
     "parse_pairs",
+    "parse_settings",
     "parse_space",
     "partition",
     "pipeline",
     "placebo_null",
     "plan",
+    "plan_cluster",
     "plan_reproduction",
     "prompts_build",
     "prompts_show",

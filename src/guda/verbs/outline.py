@@ -48,7 +48,7 @@ class Contents:
 
 
 def _contents(recipe: Recipe) -> Contents:
-    from guda.data import cifar10, fashion, unlearncanvas
+    from guda.data import cifar10, fashion, fonts, unlearncanvas
 
     test = recipe.data.split == "test"
     known = {
@@ -57,6 +57,10 @@ def _contents(recipe: Recipe) -> Contents:
         "fashion-mnist": Contents(len(fashion.NAMES), 6000, (1, 28, 28)),
         "unlearncanvas": Contents(len(unlearncanvas.STYLES), 400, (3, 512, 512), len(unlearncanvas.OBJECTS)),
     }
+    if recipe.data.source == "fonts":
+        families, characters = sum(len(p["families"]) for p in fonts.pinned().values()), len(fonts.CHARACTERS)
+        images = characters * (recipe.data.variants or fonts.VARIANTS)
+        known["fonts"] = Contents(families, images, (1, 16, 16), characters)
     name = recipe.data.source.partition(":")[0]
     if name not in known:
         raise GudaError(f"the size of data source {recipe.data.source!r} is not known here; make the run, then plan it")

@@ -169,18 +169,23 @@ def change_settings(run: Run, methods: Sequence[str], settings: Sequence[str]) -
     """`key=value` settings of one method, kept in the run's recipe; what it makes gets a name of its own."""
     if len(methods) != 1:
         raise GudaError("--set changes one method: give exactly one --method")
+    update_settings(run, methods[0], parse_settings(settings))
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """`key=value` texts of --set, the values as YAML."""
     import yaml
 
-    changes: dict[str, Any] = {}
-    for text in settings:
+    found: dict[str, Any] = {}
+    for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise GudaError(f"--set {text!r}: write key=value")
         try:
-            changes[key] = yaml.safe_load(value)
+            found[key] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise GudaError(f"--set {text!r}: the value is not valid YAML") from None
-    update_settings(run, methods[0], changes)
+    return found
 
 
 def update_settings(run: Run, method: str, changes: Mapping[str, Any]) -> None:
