@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from guda.errors import GudaError
 from guda.runs import store
+from guda.runs.writers import TEMPORARY
 
 
 def unpacked(package: str, version: str, cache: Path, given: Path | None, hint: str) -> Path:
@@ -35,7 +36,7 @@ def unpacked(package: str, version: str, cache: Path, given: Path | None, hint: 
     if apt is None:
         raise GudaError(f"{package} is a package of Debian and there is no apt-get here; {hint}")
     cache.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=cache, prefix=store.TEMPORARY) as name:
+    with TemporaryDirectory(dir=cache, prefix=TEMPORARY) as name:
         command = [apt, "download", "-q", f"{package}={version}"]
         done = subprocess.run(command, cwd=name, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         debs = sorted(Path(name).glob("*.deb"))
