@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))  # a cluster, and what befalls it
 
-from raycluster import TwoNodes, kill_a_worker, meanwhile, published, repeated  # noqa: E402
+from raycluster import TwoNodes, amid, kill_a_worker, published, repeated  # noqa: E402
 
 from guda import verbs  # noqa: E402
 from guda.engine.local import Workers, run_tasks  # noqa: E402
@@ -107,8 +107,7 @@ def disasters(where: Path, made: Recipe, nodes: TwoNodes, total: dict[str, int])
 
     events = [(part("artifacts/", 0.2), kill_a_worker), (part("artifacts/", 0.4), lose_a_node),
               (part("terms/", 0.2), kill_a_worker), (part("terms/", 0.4), lose_a_node)]  # fmt: skip
-    with meanwhile(run.root, *events) as seen:
-        verbs.pipeline(run, engine)
+    seen = amid(run.root, lambda: verbs.pipeline(run, engine), *events)
     if len(seen) < len(events):
         raise SystemExit("the run was over before everything had been killed; nothing is measured")
     return sorted({name for before in seen for name in repeated(run, engine.tasks, before)}), run

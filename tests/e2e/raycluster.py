@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from guda.engine.tasks import Task  # noqa: E402
 from guda.runs.run import Run  # noqa: E402
 from guda.runs.writers import TEMPORARY  # noqa: E402
 
+Moment = Callable[[dict[str, int]], bool]  # of what is published
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 1024**2}
 
 
@@ -97,26 +97,19 @@ def repeated(run: Run, tasks: list[Task], before: dict[str, int]) -> list[str]:
     return [t.name for t in done if any(now.get(p) != before[p] for p in t.makes)]
 
 
-@contextmanager
-def meanwhile(root: Path, *events: tuple[Callable[[dict[str, int]], bool], Callable[[], None]]) -> Iterator[list[Any]]:
-    """While the body works on a run: each event in turn, when its moment has come. Yields what was published just
-    before each of them."""
-    seen: list[Any] = []
-    over = threading.Event()
-
-    def watch() -> None:
+def amid(root: Path, work: Callable[[], object], *events: tuple[Moment, Callable[[], None]]) -> list[dict[str, int]]:
+    """Carry out `work` on a run, and each event in turn when its moment has come; returns what was published just
+    before each of them. The work is the other thread's: Ray adds nodes in the main one only."""
+    seen: list[dict[str, int]] = []
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(work)
         for moment, event in events:
             while not moment(found := published(root)):
-                if over.is_set():
-                    return
+                if future.done():
+                    future.result()
+                    return seen
                 time.sleep(0.002)
             seen.append(found)
             event()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        thread.join(60)
+        future.result()
+    return seen

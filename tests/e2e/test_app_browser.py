@@ -22,7 +22,7 @@ from uploads import grey, png_header  # noqa: E402
 
 pytestmark = pytest.mark.e2e
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-WAIT = 60_000  # milliseconds; machines are slow, and nothing is ever waited for in full
+WAIT = 180_000  # milliseconds; machines are slow, and nothing is ever waited for in full
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def app_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 300
     while "Serving" not in log.read_text():
         assert server.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
@@ -77,7 +77,7 @@ class Visit:
 
     def open(self, path: str = "/") -> Visit:
         self.page.goto(self.address + path)
-        self.page.wait_for_selector("#ask-button")
+        self.page.wait_for_selector("#ask-button", state="attached")  # a link opens another tab
         return self
 
     def bring(self, *files: Path, where: str = "ask-file") -> Visit:

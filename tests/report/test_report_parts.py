@@ -115,8 +115,8 @@ def test_drawings_are_paid_once_and_follow_the_first_group(tmp_path):
     data = embedded(html)
     drawn = data["drawings"]["methods"]
     assert set(drawn) == {"retrack", "logo"}
-    rows = [row for m in ("retrack", "logo") for row in (drawn[m]["full"], *drawn[m]["without"])]
-    assert html.count("<symbol") == len({*(i for row in rows for i in row), *_exemplars(html)})
+    rows = [row for d in drawn.values() for row in (d["full"], *d["without"])]
+    assert html.count("<symbol") == len({id for row in rows for id in row} | _exemplars(html))
     retrack = Scores.read(run.path("scores", TINY, "retrack.parquet"))
     for q, card in enumerate(html.split('<li class="card ')[1:]):
         shown = card.split('<div class="drawn"')[1].split("</div></div>")[0]

@@ -11,7 +11,7 @@ from tinyrun import copy_run
 from uploads import grey, png_header
 
 from guda.data.queries import Queries
-from guda.web.intake import LONGEST_PROMPT, Limits, Refused, keep_upload, read_prompt, read_upload
+from guda.web.intake import LONGEST_PROMPT, MB, Limits, Refused, keep_upload, read_prompt, read_upload
 
 LIMITS = Limits.model_validate({})
 SHAPE = (1, 8, 8)
@@ -60,8 +60,8 @@ def test_limits_are_limits(tmp_path: Path) -> None:
     read_upload(path, SHAPE, Limits(max_mb=1, max_megapixels=0.01, queue=1))
     assert "megapixels" in refused(path, Limits(max_mb=1, max_megapixels=0.0099, queue=1))
     size = path.stat().st_size
-    assert "MB" in refused(path, Limits(max_mb=(size - 1) / 1e6, max_megapixels=1, queue=1))
-    read_upload(path, SHAPE, Limits(max_mb=size / 1e6, max_megapixels=1, queue=1))
+    assert "MB" in refused(path, Limits(max_mb=(size - 1) / MB, max_megapixels=1, queue=1))
+    read_upload(path, SHAPE, Limits(max_mb=size / MB, max_megapixels=1, queue=1))
 
 
 def test_the_name_does_not_decide(tmp_path: Path) -> None:

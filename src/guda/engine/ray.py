@@ -38,8 +38,9 @@ REFRESH = 5.0  # seconds between looks at how large the cluster is
 JOINING = 30.0  # seconds that the nodes of a cluster may take to appear
 PATIENCE = 90.0  # seconds until what one node wrote is seen by another: network file systems remember what was missing
 FORWARDED = ("GUDA_DEVICE", "HF_HUB_OFFLINE")  # settings of the driver that decide what a task computes
-NOISE = {
+ENVIRONMENT = {  # of a cluster that is started here; what the user set stays
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's own 15 starves tasks on a machine that does anything else
     "RAY_raylet_start_wait_time_s": "300",  # a busy machine takes long to start it
     "RAY_worker_register_timeout_seconds": "300",
 }
@@ -66,7 +67,7 @@ class RayOptions:
 
 def import_ray() -> Any:
     """Quiet, and asking nobody."""
-    for name, value in NOISE.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         return importlib.import_module("ray")

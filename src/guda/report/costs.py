@@ -29,8 +29,13 @@ class CostLine:
         total = t.total(self.n)
         return (
             human_count(t.fit_evals), human_time(t.fit_seconds), human_count(t.query_evals),
-            human_time(t.query_seconds), human_time(total),
+            _brief(t.query_seconds), human_time(total),
         )  # fmt: skip
+
+
+def _brief(seconds: float | None) -> str:
+    """One picture may take less than the tables' smallest unit."""
+    return f"{1000 * seconds:.2g} ms" if seconds is not None and seconds < 0.1 else human_time(seconds)
 
 
 HEADER = ("fit, all groups: evals", "time", "one picture: evals", "time", "fit and all pictures: time")

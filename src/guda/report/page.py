@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,8 @@ def _cards(content: Content, side: int, drawings: Drawings | None, says: list[st
             "pretrained": None if taught is None else taught[q],
             "verdict": view.verdicts[q],
             "odds": view.told_odds(q),
-            "rows": view.rows(q),
+            # tooltips of folded groups would be a tenth of a large page; the numbers are in the rows
+            "rows": [replace(r, title="") if i >= SHOWN else r for i, r in enumerate(view.rows(q))],
             "scale": view.scale(q),
             "oracle": None if first is None else first[q],
             "placebo": None if view.above is None else int(view.above[q]),

@@ -24,6 +24,7 @@ from guda.runs.run import Run
 from guda.runs.store import digest, digest_arrays
 
 PREFIX = "upload-"
+MB = 2**20  # as Gradio counts them
 LONGEST_PROMPT = 2000  # characters; text encoders read far fewer
 
 
@@ -74,8 +75,8 @@ def _header(path: Path, limits: Limits) -> tuple[int, int]:
     size = path.stat().st_size
     if size == 0:
         raise Refused(f"{path.name} is empty")
-    if size > limits.max_mb * 1e6:
-        raise Refused(f"{path.name} has {size / 1e6:.1f} MB; files of up to {limits.max_mb:g} MB are taken")
+    if size > limits.max_mb * MB:
+        raise Refused(f"{path.name} has {size / MB:.1f} MB; files of up to {limits.max_mb:g} MB are taken")
     data = path.read_bytes()
     kind = _kind(data)
     if kind is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from guda.errors import GudaError
+from guda.web.intake import MB
 from guda.web.service import Service
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -75,7 +76,7 @@ def web_app(service: Service, runs: Path, host: str, port: int, auth: tuple[str,
     return gr.mount_gradio_app(
         outer, blocks, path="/", server_name=host, server_port=port, auth=auth, ssr_mode=False, mcp_server=False,
         run_history=False, enable_monitoring=False, pwa=False, footer_links=[], show_error=True,
-        max_file_size=int(service.limits.max_mb * 1e6), theme=theme(), head=f"<style>{sheet()}</style>",
+        max_file_size=int(service.limits.max_mb * MB), theme=theme(), head=f"<style>{sheet()}</style>",
         auth_message="This page asks for the name and the password it was started with.",
     )  # fmt: skip
 
