@@ -36,6 +36,7 @@ from guda.runs.store import digest, digest_file, read_json, write_json, write_te
 from guda.runs.writers import DAY, sweep
 
 FORMAT = 1
+UPLOAD = "upload-"  # names of query sets that were brought to the page (web/intake.py) begin so
 # names of query sets that are the run's own (methods/reference.py)
 REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?")
 
