@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-operators bench-scoring lint format types check clean
+.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-operators bench-scoring bench-web lint format types check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ bench-operators: install ## Measure every unlearning operator against LOGO (hour
 
 bench-scoring: install ## Measure the scoring engine: evaluations saved, coverage, overhead (long; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scoring.py
+
+bench-web: $(E2E) ## Measure how long the page takes to answer, on the demo run; take its pictures (needs chromium)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/web.py runs/demo --screenshots docs/images
 
 lint: install ## Check style and formatting (ruff)
 	$(BIN)/ruff check .

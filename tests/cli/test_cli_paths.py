@@ -109,7 +109,7 @@ def test_own_pictures_and_own_model(guda: Guda, tmp_path: Path) -> None:
     assert "nats" in shown.out
     assert "... 1 more in" in shown.out
 
-    page = guda("report", run)
+    page = guda("report", run, "--no-drawings")
     assert page.code == 0, page.err
     assert (run / "report.html").is_file(), "src/guda/report/page.py writes nothing yet"
     told = {"report": str(run / "report.html"), "json": str(run / "report.json")}

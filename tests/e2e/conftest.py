@@ -84,6 +84,12 @@ def watch() -> Watch:
     return Watch()
 
 
+@pytest.fixture(scope="session")
+def a_watch() -> type[Watch]:
+    """For fixtures that outlive a test."""
+    return Watch
+
+
 @pytest.fixture
 def page(context: BrowserContext, watch: Watch) -> Page:
     """One page, watched from its first request on."""

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from guda.runs.run import Run
 
 
+def until(page: Page, true: str) -> None:
+    """Wait for an expression; Playwright's own waiting evaluates text in the page, which its policy forbids."""
+    deadline = time.monotonic() + 20
+    while not page.evaluate(true):
+        assert time.monotonic() < deadline, true
+        time.sleep(0.02)
+
+
 def scores_of(run: Run, queries: str, method: str) -> Scores:
     return Scores.read(run.path("scores", queries, f"{method}.parquet"))
 
@@ -145,7 +153,7 @@ def test_filters_by_first_group_by_verdict_and_by_words(page: Page, made_up: Run
     assert shown(page) == []
     assert page.locator("#nothing").is_visible()
     page.locator("#nothing button").click()
-    page.wait_for_function("document.querySelector('#search').value === ''")
+    until(page, "document.querySelector('#search').value === ''")
     count(page, 30, 30)
     watch.quiet()
 
@@ -166,7 +174,7 @@ def test_another_method_has_other_bars_and_reset_brings_all_back(opened: Page, s
     opened.fill("#search", picture)
     assert len(shown(opened)) == 1
     opened.locator("#controls button[type=reset]").click()
-    opened.wait_for_function("document.querySelector('#count').textContent.startsWith('All')")
+    until(opened, "document.querySelector('#count').textContent.startsWith('All')")
     assert bars(opened, picture) == before
     assert shown(opened) == list(scores_of(scored_run, SET, "retrack").queries)
     watch.quiet()
@@ -202,7 +210,7 @@ def test_it_can_be_used_by_keyboard_alone(page: Page, made_up: Run, watch: Any) 
             assert shown(page) != list(scores.queries)
         elif control == "group":
             page.keyboard.type("style 3")
-            page.wait_for_function("document.querySelector('#group').selectedOptions[0].text === 'style 3'")
+            until(page, "document.querySelector('#group').selectedOptions[0].text === 'style 3'")
             tops = {ranked(scores, scores.queries.index(q))[0] for q in shown(page)}
             assert tops == {"style 3"}
             page.keyboard.press("Home")
@@ -211,7 +219,7 @@ def test_it_can_be_used_by_keyboard_alone(page: Page, made_up: Run, watch: Any) 
             assert shown(page) == ["picture-0007"]
         elif control == "reset":
             page.keyboard.press("Enter")
-            page.wait_for_function("document.querySelector('#count').textContent.startsWith('All')")
+            until(page, "document.querySelector('#count').textContent.startsWith('All')")
             assert shown(page) == list(scores.queries)
     watch.quiet()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from guda.report.verdict import verdict
@@ -55,7 +57,7 @@ def test_first_not_above_zero_but_second_is():
 
 def placed(*groups: tuple[str, float, float | None, float | None, int | None, int | None]) -> list[GroupScore]:
     return [
-        GroupScore(name, score, lo, hi, i, "nats", rank_lo, rank_hi)
+        GroupScore(name, score, lo, hi, i, "nats", rank_lo, rank_hi, None if rank_lo is None else 0.5)
         for i, (name, score, lo, hi, rank_lo, rank_hi) in enumerate(groups, 1)
     ]
 
@@ -82,9 +84,30 @@ def test_a_negative_placebo_line_leaves_zero_in_force():
     assert verdict(placed(("a", -1.0, -1.5, -0.5, 1, 1), ("b", -4.0, -5.0, -3.0, 2, 2)), floor=-2.0).kind == "none"
 
 
+def raced(*groups: tuple[str, float, float | None, float | None, int | None, int | None]) -> list[GroupScore]:
+    """A race tells no probability of being first."""
+    return [replace(g, p_first=None) for g in placed(*groups)]
+
+
 def test_a_settled_race_needs_no_interval_of_a_group_that_left_at_once():
-    assert verdict(placed(("a", 5.0, 3.0, 7.0, 1, 1), ("b", 1.0, None, None, 2, 2))).kind == "clear"
-    assert verdict(placed(("a", 5.0, 3.0, 7.0, None, None), ("b", 1.0, None, None, None, None))).kind == "unmeasured"
+    assert verdict(raced(("a", 5.0, 3.0, 7.0, 1, 1), ("b", 1.0, None, None, 2, 2))).kind == "clear"
+    found = verdict(raced(("a", 5.0, 3.0, 7.0, None, None), ("b", 1.0, None, None, None, None)))
+    assert found.kind == "unmeasured"
+    assert "1 group was seen only once, without an interval" in found.detail
+
+
+def test_groups_seen_once_do_not_hide_a_tie_or_that_nothing_stands_out():
+    once = ("c", 0.5, None, None, None, None)
+    assert verdict(raced(("a", 5.0, 3.0, 7.0, None, None), ("b", 4.0, 2.0, 6.0, None, None), once)).kind == "tied"
+    assert verdict(raced(("a", 1.0, -1.0, 3.0, None, None), ("b", 0.6, -2.0, 3.0, None, None), once)).kind == "none"
+
+
+def test_a_race_that_settled_three_together_says_nothing_of_their_order():
+    b, c, d = ("b", 10.0, 9.0, 11.0, 1, 3), ("c", 9.0, 8.0, 10.0, 1, 3), ("d", 1.0, 0.0, 2.0, 4, 4)
+    far = raced(("a", 60.0, 59.0, 61.0, 1, 3), b, c, d)
+    assert verdict(far).kind == "clear"
+    near = raced(("a", 10.0, 9.0, 11.0, 1, 2), ("b", 9.5, 8.5, 10.5, 1, 2), ("c", 9.4, 8.4, 10.4, 3, 3))
+    assert verdict(near).headline == "groups a and b not separated"
 
 
 def test_no_interval_no_verdict():

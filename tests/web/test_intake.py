@@ -10,7 +10,9 @@ from PIL import Image
 from tinyrun import copy_run
 from uploads import grey, png_header
 
+from guda import verbs
 from guda.data.queries import Queries
+from guda.runs.run import UPLOAD
 from guda.web.intake import LONGEST_PROMPT, MB, Limits, Refused, keep_upload, read_prompt, read_upload
 
 LIMITS = Limits.model_validate({})
@@ -116,3 +118,14 @@ def test_names_are_made_of_content(tmp_path: Path) -> None:
     assert stored.ids == (name,)
     assert name in run.query_sets()
     np.testing.assert_array_equal(stored.images[0], one)
+
+
+def test_uploads_do_not_change_which_queries_are_meant(tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    run.update(run.recipe.model_copy(update={"queries": run.recipe.queries.model_copy(update={"seed": 9})}))
+    before = verbs.choose_queries(run)  # the only set there is
+    upload = run.path("queries", f"{UPLOAD}0123456789ab")
+    Queries(("x",), np.zeros((1, 1, 8, 8), np.uint8), None, upload.name).save(upload)
+    assert upload.name in run.query_sets()
+    assert verbs.choose_queries(run) == before
+    assert verbs.choose_queries(run, upload.name) == upload.name

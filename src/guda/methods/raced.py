@@ -23,6 +23,7 @@ from guda.runs.store import digest
 from guda.scoring.elbo import kl
 from guda.scoring.pilot import run_plan
 from guda.scoring.race import Race, RaceResult, StopRule
+from guda.scoring.ranks import LEVEL
 from guda.scoring.scores import Scores
 from guda.scoring.screen import Screened
 from guda.scoring.terms import (
@@ -176,8 +177,8 @@ def _scores(
     order = np.lexsort((-score, -found.rounds), axis=1)
     ranks = np.argsort(order, axis=1, kind="stable") + 1
     unknown = ~np.isfinite(found.lo)
-    # a settled race has said who the first are, with the rule's confidence
-    leads, settled = ranks <= rule.top, found.settled[:, None]
+    # a settled race has said who the first are; with less confidence than ranks are told with elsewhere, it has not
+    leads, settled = ranks <= rule.top, found.settled[:, None] & ((rule.confidence or 0.0) >= LEVEL)
     rank_lo = np.where(settled, np.where(leads, 1, rule.top + 1), np.nan)
     rank_hi = np.where(settled, np.where(leads, rule.top, len(method.groups)), np.nan)
     return replace(

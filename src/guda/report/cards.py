@@ -165,6 +165,7 @@ class MethodView:
         """Pictures per verdict; the three that are possible with intervals are counted even where there are none."""
         found = Counter(v.kind for v in self.verdicts)
         kinds: tuple[Kind, ...] = ("unmeasured",) if self.lo is None else ("clear", "tied", "none")
+        kinds += ("unmeasured",) if found["unmeasured"] and "unmeasured" not in kinds else ()
         return {kind: found[kind] for kind in kinds}
 
     def above_zero(self) -> float | None:

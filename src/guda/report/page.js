@@ -150,7 +150,7 @@
     list.classList.toggle("nulled", line !== null);
     if ($("null-key")) $("null-key").hidden = line === null;
     const kinds = Object.keys(D.labels).map((k) => [shown.filter((s) => s.kind === k).length, D.labels[k].toLowerCase(), k]);
-    $("tally").textContent = `By ${m.id}${per ? ", per 1,000 images" : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && k !== "unmeasured")).map(([n, label]) => `${n} ${label}`).join(", ")}.`;
+    $("tally").textContent = `By ${m.id}${per ? ", per 1,000 images" : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && k !== "unmeasured")).map(([n, label]) => `${n} ${label}`).join(", ")}${per && m.null !== null ? " (placebo groups have one size and are not taken into account here)" : ""}.`;
     $("view").disabled = !m.perVerdicts;
     arrange();
   };

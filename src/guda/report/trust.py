@@ -15,6 +15,7 @@ from guda.runs.run import Run
 from guda.runs.store import read_json
 
 METRIC = "top1"
+FEW = 20  # pictures from which no claim can be confirmed
 
 # What the table's columns say, for a reader who has not met them.
 GLOSSARY = (
@@ -108,7 +109,7 @@ def calibration_sentence(method: str, shares: list[Share]) -> str:
     held = (
         "less than it claimed: the probability covers the noise of scoring only, not the error of the method."
         if sure.hi < sure.said
-        else "in line with its claim."
+        else f"not contradicted{', but these are too few to tell' if sure.n < FEW else ''}."
     )
     return (
         f"When {method} gave its first group a probability of {sure.claim.replace('-', ' to ')} (on average "

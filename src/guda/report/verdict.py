@@ -2,8 +2,9 @@
 
 The first group stands out only if its whole interval is above the floor, and no other group may be ahead of it. The
 floor is zero, or what 95 % of placebo groups score, where that is more. Who may be ahead is told by the rank intervals:
-differences between groups scored with the same draws, all comparisons held together (scoring/ranks.py), or a settled
-race. Where there are none, two groups count as separated only if their intervals do not overlap, which is stricter.
+differences between groups scored with the same draws, all comparisons held together at 95 % (scoring/ranks.py), or a
+race settled with at least that confidence. Where there are none, and among the first of a race that settled several
+together, two groups count as separated only if their intervals do not overlap, which is stricter.
 """
 
 from __future__ import annotations
@@ -41,23 +42,28 @@ def verdict(ranked: Sequence[GroupScore], digits: int = 1, floor: float = 0.0) -
     """`ranked`: all groups of one picture, best first; `floor`: what a score must clear to count as one."""
     first = ranked[0]
     value = f"{signed(first.score, digits)} {interval(first.lo, first.hi, digits)}".strip() + f" {first.unit}"
-    paired = first.rank_hi is not None
-    if first.lo is None or (not paired and any(g.lo is None or g.hi is None for g in ranked)):
+    if first.lo is None:
         return Verdict("unmeasured", f"group {first.group} is first", f"{value}; no interval, so no verdict")
     clears = "zero" if floor <= 0 else f"what placebo groups score ({signed(floor, digits)})"
     if not any(g.lo is not None and g.lo > max(floor, 0.0) for g in ranked):
         return Verdict("none", "nothing stands out", f"no interval clears {clears}; first is {first.group}, {value}")
-    if paired:
-        rivals = [] if first.rank_hi == 1 else [g.group for g in ranked[1:] if g.rank_lo == 1]
+    may = [g for g in ranked[1:] if g.rank_lo in (None, 1)]
+    if first.rank_hi is not None and first.p_first is not None:
+        rivals = [] if first.rank_hi == 1 else [g.group for g in may]
         why = "their differences are within the error; the first is"
-    else:
-        rivals = [g.group for g in ranked[1:] if g.hi is not None and g.hi >= first.lo]
+    else:  # no ranks, or those of a race, which says nothing about the order of the first few
+        rivals = [] if first.rank_hi == 1 else [g.group for g in may if g.hi is not None and g.hi >= first.lo]
         why = "their intervals overlap that of the first:"
     tied = [first.group, *rivals]
     if len(tied) > 1:
         rest = len(tied) - NAMED
         names = f"{', '.join(tied[:NAMED])} and {rest} more" if rest > 0 else f"{', '.join(tied[:-1])} and {tied[-1]}"
         return Verdict("tied", f"groups {names} not separated", f"{why} {value}")
+    once = 0 if first.rank_hi == 1 else sum(g.lo is None for g in may)
+    if once:
+        seen = "1 group was" if once == 1 else f"{once} groups were"
+        why = f"{value}; {seen} seen only once, without an interval, so its first place is not tested"
+        return Verdict("unmeasured", f"group {first.group} is first", why)
     if first.lo <= max(floor, 0.0):
         return Verdict("none", "nothing stands out", f"the first, {first.group}, does not clear {clears}: {value}")
     return Verdict("clear", f"group {first.group} stands out", f"{value}; clear of the next group")

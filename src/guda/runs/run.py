@@ -37,6 +37,7 @@ from guda.runs.writers import DAY, sweep
 
 FORMAT = 1
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]+:/")  # s3://bucket/run; a Path makes one slash of the two
+UPLOAD = "upload-"  # names of query sets that were brought to the page (web/intake.py) begin so
 # names of query sets that are the run's own (methods/reference.py)
 REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?")
 

@@ -43,9 +43,9 @@ class StopRule:
                 f"stop rule {text!r}: the same kind of rule twice; give one topK@CONFIDENCE and one budget=N"
             )
         for part in parts:
-            if match := re.fullmatch(r"top(\d+)@(0?\.\d+)", part.strip()):
+            if match := re.fullmatch(r"top(\d{1,4})@(0?\.\d{1,6})", part.strip()):
                 top, confidence = int(match[1]), float(match[2])
-            elif match := re.fullmatch(r"budget=(\d+)", part.strip()):
+            elif match := re.fullmatch(r"budget=(\d{1,12})", part.strip()):
                 budget = int(match[1])
             else:
                 raise GudaError(

@@ -9,7 +9,7 @@ from guda.data.queries import Queries
 from guda.diffusion.models import load_data, load_model
 from guda.diffusion.queries import set_name
 from guda.errors import GudaError, Mismatch
-from guda.runs.run import REFERENCE, Run
+from guda.runs.run import REFERENCE, UPLOAD, Run
 from guda.runs.store import read_json
 
 
@@ -59,13 +59,14 @@ def tuned_on(run: Run, queries: Queries) -> list[str]:
 
 
 def choose_queries(run: Run, queries: str | None = None) -> str:
-    """A set of the run by name; default: the recipe's samples, else the only set there is that nothing was tuned on."""
+    """A set of the run by name; default: the recipe's samples, else the only set there is that nothing was tuned on and
+    that was not brought to the page."""
     sets = run.query_sets()
     if queries is None:
         own = set_name(run, run.recipe.queries)
         if own in sets:
             return own
-        sets = [s for s in sets if s not in tuning_sets(run)]
+        sets = [s for s in sets if s not in tuning_sets(run) and not s.startswith(UPLOAD)]
         if len(sets) == 1:
             return sets[0]
         if not sets:

@@ -20,10 +20,9 @@ from guda.data.folder import read_image
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.runs.recipe import Config
-from guda.runs.run import Run
+from guda.runs.run import UPLOAD, Run
 from guda.runs.store import digest, digest_arrays
 
-PREFIX = "upload-"
 MB = 2**20  # as Gradio counts them
 LONGEST_PROMPT = 2000  # characters; text encoders read far fewer
 
@@ -130,7 +129,7 @@ def read_prompt(prompt: str | None, told: str | None) -> str | None:
 def keep_upload(run: Run, pixels: np.ndarray, prompt: str | None = None) -> str:
     """Store one picture as a query set of the run, once; returns the set's name."""
     images = np.ascontiguousarray(pixels)[None]
-    name = PREFIX + digest([digest_arrays(images), prompt], length=12)
+    name = UPLOAD + digest([digest_arrays(images), prompt], length=12)
     queries = Queries((name,), images, None if prompt is None else (prompt,), name)
     folder = run.path("queries", name)
     if not (folder / "index.json").is_file():

@@ -9,10 +9,9 @@ from pathlib import Path
 from guda import verbs
 from guda.errors import GudaError
 from guda.methods.base import known_methods
-from guda.runs.run import Run
+from guda.runs.run import UPLOAD, Run
 from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
-from guda.web.intake import PREFIX
 from guda.web.service import Service
 from guda.web.snapshot import Snapshot, one_picture
 
@@ -32,7 +31,7 @@ class Stored:
 
     @property
     def upload(self) -> bool:
-        return self.queries.startswith(PREFIX)
+        return self.queries.startswith(UPLOAD)
 
     @property
     def title(self) -> str:

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
-from test_report_parts import TINY, Inline, copy_run
+from tinyrun import SET as TINY
+from tinyrun import Inline, copy_run
 
 from guda import verbs
 from guda.report.drawings import draw_missing
 from guda.report.page import write_report
 from guda.scoring.scores import Scores
 
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory):
-    if CHROMIUM is None:
-        pytest.skip("no Chromium")
+def opened(tmp_path_factory, browser, a_watch):
     run = copy_run(tmp_path_factory.mktemp("browser") / "run")
     draw_missing(run, verbs.scored_methods(run, TINY), Inline())
     file = write_report(run, TINY)
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        wrong: list[str] = []
-        page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda e: wrong.append(str(e)))
-        page.on("request", lambda r: None if r.url.startswith(("file:", "data:")) else wrong.append(r.url))
-        page.goto(file.as_uri())
-        yield run, page
-        browser.close()
-        assert wrong == []
+    page, watch = browser.new_page(), a_watch()
+    watch.on(page)
+    page.goto(file.as_uri())
+    yield run, page
+    page.close()
+    watch.quiet()
 
 
 def test_switching_the_method_switches_everything_on_the_card(opened):
