@@ -45,11 +45,11 @@ demo: install ## Run the whole method on the digits; writes runs/demo/report.htm
 test: install ## Run the fast tests
 	$(PYTEST) -m "not slow and not e2e" -n 2
 
-test-slow: install ## Run the tests that take minutes
-	$(call pytest-if-any,slow and not e2e)
+test-slow: $(E2E) ## Run the tests that take minutes
+	$(call pytest-if-any,slow)
 
 test-e2e: $(E2E) ## Run the tests that need a browser (Debian's chromium) or a Ray cluster
-	$(call pytest-if-any,e2e)
+	$(call pytest-if-any,e2e and not slow)
 
 bench-baselines: install ## Measure every baseline against LOGO, and the featuriser's speed (an hour after bench-operators; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/baselines.py

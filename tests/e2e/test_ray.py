@@ -165,6 +165,7 @@ def test_a_race_on_ray_is_the_race_here(tmp_path: Path, pool: RayWorkers) -> Non
     assert found == tinyrun.exact(one.root)
 
 
+@pytest.mark.slow
 def test_the_command_line_on_a_cluster_that_is_there(tmp_path: Path, nodes: TwoNodes) -> None:
     run = tinyrun.copy_run(tmp_path / "run")
     shutil.rmtree(run.path("scores"))
@@ -188,6 +189,7 @@ def test_the_command_line_on_a_cluster_that_is_there(tmp_path: Path, nodes: TwoN
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.slow
 def test_several_gpus_train_one_model_together(
     tmp_path: Path, nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +221,7 @@ def test_what_no_node_has_is_one_line(nodes: TwoNodes, monkeypatch: pytest.Monke
         run_on_ray(run, [task("x", "raytasks:where", name="x")], RayOptions(nodes.address, gpus=64.0))
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
     from test_engine_kill import alive, children
 
