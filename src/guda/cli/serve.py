@@ -34,7 +34,8 @@ def serve(
 ) -> None:  # fmt: skip
     """A page for the run: drop a picture, watch its groups settle; leaderboard, stored results, HTTP API."""
     from guda.runs.run import Run
-    from guda.web.server import LOOPBACK, free, need_gradio, parse_auth
+    from guda.web.guard import LOOPBACK
+    from guda.web.server import free, need_gradio, parse_auth
 
     login = parse_auth(auth)
     folder = Run.open(run)
