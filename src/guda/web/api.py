@@ -20,7 +20,7 @@ from guda.web.stored import open_result, results
 
 
 def told(service: Service, shot: Snapshot, note: str = "") -> dict[str, Any]:
-    value = to_json(shot, service.view(shot.scores))
+    value = to_json(shot, service.view(shot))
     return value | {"note": note} if note else value
 
 

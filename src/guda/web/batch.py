@@ -80,6 +80,6 @@ def _prompts(text: str, n: int, told: str | None) -> list[str]:
 
 def line(service: Service, name: str, shot: Snapshot) -> tuple[str, ...]:
     """One picture as a row of HEADER."""
-    view = service.view(shot.scores)
+    view = service.view(shot)
     first = view.rows(0)[0]
     return (name, view.verdicts[0].headline, first.name, first.value, first.interval, f"{shot.evals:,}")

@@ -27,7 +27,7 @@ from guda.methods.pilot import pilot_tasks
 from guda.methods.placebo import SUFFIX, Null
 from guda.methods.raced import check_race
 from guda.report.cards import MethodView
-from guda.runs.run import Run
+from guda.runs.run import UPLOAD, Run
 from guda.scoring.pilot import run_plan
 from guda.scoring.probe import probe
 from guda.scoring.race import StopRule
@@ -230,22 +230,32 @@ class Service:
         prompt = asked.prompts[asked.ids.index(scores.queries[0])] if asked.prompts else None
         return Snapshot(queries, rule, scores, networks, run_plan(run).evals_per_round, final, prompt)
 
-    def floor(self, method: str) -> Null | None:
-        """What random groups score by this method on a set of the run that has been asked; uploads have none."""
+    def floor_set(self, method: str, queries: str | None = None) -> str | None:
+        """The set that tells what random groups score: itself, else the recipe's, else any. Uploads have no own."""
         run = self.run
         own = set_name(run, run.recipe.queries)
-        for name in sorted(run.query_sets(), key=lambda s: (s != own, s)):
-            path = verbs.scores_path(run, name, method + SUFFIX)
-            if path.is_file():
-                key = (str(path), path.stat().st_mtime_ns)
-                if key not in self._floors:
-                    self._floors[key] = verbs.placebo_null(run, name, method)
-                return self._floors[key]
+        likely = [name for name in (queries, own) if name is not None]
+        for name in [*likely, *(s for s in run.query_sets() if not s.startswith(UPLOAD))]:
+            if verbs.scores_path(run, name, method + SUFFIX).is_file():
+                return name
         return None
 
-    def view(self, scores: Scores) -> MethodView:
+    def floor(self, method: str, queries: str | None = None) -> Null | None:
+        """What random groups score by this method, on `floor_set`."""
+        name = self.floor_set(method, queries)
+        if name is None:
+            return None
+        path = verbs.scores_path(self.run, name, method + SUFFIX)
+        key = (str(path), path.stat().st_mtime_ns)
+        if key not in self._floors:
+            self._floors[key] = verbs.placebo_null(self.run, name, method)
+        return self._floors[key]
+
+    def view(self, shot: Snapshot) -> MethodView:
         """Ready to be told, by the report's own rules."""
-        return MethodView(scores, self.data.groups.sizes, self.about(scores.method), self.floor(scores.method))
+        method = shot.scores.method
+        floor = self.floor(method, shot.queries)
+        return MethodView(shot.scores, self.data.groups.sizes, self.about(method), floor)
 
     @staticmethod
     def about(method: str) -> str:
