@@ -21,7 +21,9 @@ from guda.report.page import PLACEBO_SAYS
 from guda.runs.run import Run
 from guda.scoring.scores import Scores
 from guda.web import answer, look
-from guda.web.intake import Limits, Refused
+from guda.web.batch import submit
+from guda.web.intake import Full, Limits, Refused
+from guda.web.job import Job
 from guda.web.service import Service
 from guda.web.snapshot import one_picture, to_csv, to_json
 from guda.web.stored import find, open_result, results
@@ -103,7 +105,7 @@ def test_many_at_once_all_finish(service: Service, tmp_path: Path) -> None:
 
 
 def test_a_full_queue_refuses(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1))
+    small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=100))
     hold = threading.Event()
     monkeypatch.setattr("guda.web.service.run_here", lambda *a: hold.wait(30))
     names = [small.take(grey(tmp_path / f"{i}.png", seed=20 + i))[0] for i in range(3)]
@@ -116,6 +118,42 @@ def test_a_full_queue_refuses(service: Service, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(GudaError):  # nothing was computed, so there is nothing to read
         list(jobs[0].watch())
     small.close()
+
+
+def test_what_is_refused_leaves_nothing_behind(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=100))
+    hold = threading.Event()
+    monkeypatch.setattr("guda.web.service.run_here", lambda *a: hold.wait(30))
+    paths = [str(grey(tmp_path / f"{i}.png", seed=30 + i)) for i in range(4)]
+    before = small.run.query_sets()
+    for rule, method in (("top1", None), ("budget=1", None), ("top9@0.9", None), ("top1@0.95", "logo")):
+        with pytest.raises(GudaError):
+            small.ask(paths[0], "", rule, method)
+    assert small.run.query_sets() == before
+    asked: list[Job | GudaError] = []
+    submit(small, [(p, "") for p in paths], asked, "top1@0.95", "retrack")  # a batch takes what may wait, and no more
+    assert len(asked) == 2
+    with pytest.raises(Full, match="waiting already"):
+        small.ask(paths[2])
+    assert len(small.run.query_sets()) == len(before) + 2
+    hold.set()
+    for job in asked:
+        assert isinstance(job, Job)
+        with pytest.raises(GudaError):
+            list(job.watch())
+    submit(small, [(p, "") for p in paths], asked, "top1@0.95", "retrack")  # there is room again
+    assert len(asked) == 4
+    small.close()
+
+
+def test_a_run_keeps_so_many_uploads(tmp_path: Path) -> None:
+    few = Service(copy_run(tmp_path / "run").root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=1))
+    name, _ = few.take(grey(tmp_path / "a.png", seed=1))
+    assert few.take(grey(tmp_path / "again.png", seed=1))[0] == name
+    with pytest.raises(Refused, match="--max-uploads"):
+        few.take(grey(tmp_path / "b.png", seed=2))
 
 
 def test_questions_that_cannot_be_put(service: Service) -> None:
