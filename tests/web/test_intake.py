@@ -59,11 +59,11 @@ def test_a_bomb_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_limits_are_limits(tmp_path: Path) -> None:
     path = grey(tmp_path / "p.png", (100, 100))
-    read_upload(path, SHAPE, Limits(max_mb=1, max_megapixels=0.01, queue=1))
-    assert "megapixels" in refused(path, Limits(max_mb=1, max_megapixels=0.0099, queue=1))
+    read_upload(path, SHAPE, Limits(max_mb=1, max_megapixels=0.01, queue=1, uploads=100))
+    assert "megapixels" in refused(path, Limits(max_mb=1, max_megapixels=0.0099, queue=1, uploads=100))
     size = path.stat().st_size
-    assert "MB" in refused(path, Limits(max_mb=(size - 1) / MB, max_megapixels=1, queue=1))
-    read_upload(path, SHAPE, Limits(max_mb=size / MB, max_megapixels=1, queue=1))
+    assert "MB" in refused(path, Limits(max_mb=(size - 1) / MB, max_megapixels=1, queue=1, uploads=100))
+    read_upload(path, SHAPE, Limits(max_mb=size / MB, max_megapixels=1, queue=1, uploads=100))
 
 
 def test_the_name_does_not_decide(tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+needs_gradio = pytest.mark.e2e  # `make test-e2e` installs it
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip("gradio")
@@ -54,6 +57,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     service.close()
 
 
+@needs_gradio
 def test_the_example_of_the_docs_runs(address: str, tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert code is not None
@@ -75,6 +79,7 @@ def test_the_example_of_the_docs_runs(address: str, tmp_path: Path) -> None:
     assert set(board) == {SET}  # type: ignore[call-overload]
 
 
+@needs_gradio
 def test_the_api_refuses_with_the_same_line(address: str, tmp_path: Path) -> None:
     from gradio_client import Client, handle_file
 
@@ -92,6 +97,7 @@ def test_the_api_refuses_with_the_same_line(address: str, tmp_path: Path) -> Non
     assert "16 x 16" in note
 
 
+@needs_gradio
 def test_a_path_or_an_address_is_no_upload(address: str, tmp_path: Path) -> None:
     """Or anybody could read pictures of this machine, and make it fetch what they like."""
     import httpx
@@ -105,6 +111,7 @@ def test_a_path_or_an_address_is_no_upload(address: str, tmp_path: Path) -> None
         assert "upload" in said or "not an address or a path" in said, said
 
 
+@needs_gradio
 def test_headers_and_page_name_no_other_server(address: str) -> None:
     import httpx
 
@@ -116,23 +123,66 @@ def test_headers_and_page_name_no_other_server(address: str) -> None:
     assert not [url for url in loaded if address not in url]
 
 
-def test_login(tmp_path: Path) -> None:
+def test_auth_as_it_is_written() -> None:
     assert parse_auth(None) is None
     assert parse_auth("anna:a:b") == ("anna", "a:b")
     for text in ("anna", "anna:", ":x"):
         with pytest.raises(GudaError, match="USER:PASSWORD"):
             parse_auth(text)
+
+
+@needs_gradio
+def test_login(tmp_path: Path) -> None:
     pytest.importorskip("gradio")
     from fastapi.testclient import TestClient
 
     from guda.web.server import web_app
 
     service = Service(copy_run(tmp_path / "run").root)
-    client = TestClient(web_app(service, tmp_path, "127.0.0.1", 7860, ("anna", "secret")))
+    app = web_app(service, tmp_path, "127.0.0.1", 7860, ("anna", "secret"))
+    client = TestClient(app, base_url="http://guda.example.org")  # a proxy that passes Host on
     assert client.get("/config").status_code == 401
+    for path in ("/manifest.json", "/openapi.json", "/gradio_api/openapi.json", "/docs"):
+        said = client.get(path)
+        assert (said.status_code in (401, 404)) or said.text == "{}", path
     assert client.post("/login", data={"username": "anna", "password": "wrong"}).status_code == 400
     assert client.post("/login", data={"username": "anna", "password": "secret"}).status_code == 200
     assert client.get("/config").status_code == 200
+
+
+@needs_gradio
+def test_the_server_fetches_nothing_for_a_stranger(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gradio.routes
+    import httpx
+
+    asked: list[object] = []
+
+    async def fetch(*args: object) -> None:
+        asked.append(args)
+
+    monkeypatch.setattr(gradio.routes, "secure_url_stream_response", fetch)
+    for path in ("file=https://example.org/x", "file%3DHTTPS%3A//example.org/x", "file/http://example.org/x",
+                 "proxy=https://example.org/x", "PROXY%3Dhttps://example.org/x"):  # fmt: skip
+        assert httpx.get(f"{address}/gradio_api/{path}").status_code == 403, path
+    assert not asked
+
+
+@needs_gradio
+def test_pages_of_other_servers_are_refused(address: str, tmp_path: Path) -> None:
+    import httpx
+
+    port = address.rpartition(":")[2]
+
+    def upload(**headers: str) -> int:
+        files = {"files": grey(tmp_path / "p.png").read_bytes()}
+        return httpx.post(f"{address}/gradio_api/upload", files=files, headers=headers).status_code
+
+    assert upload() == upload(origin=address) == 200
+    assert upload(host=f"localhost:{port}", origin=f"http://localhost:{port}") == 200
+    for origin in ("https://example.org", "http://127.0.0.1:1", "null"):
+        assert upload(origin=origin) == 403, origin
+    assert upload(host=f"example.org:{port}", origin=f"http://example.org:{port}") == 403  # DNS rebinding
+    assert httpx.get(address, headers={"host": f"example.org:{port}"}).status_code == 403
 
 
 def test_rules_behind_the_choices() -> None:
@@ -162,6 +212,7 @@ def command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@needs_gradio
 def test_what_the_command_line_refuses(tmp_path: Path) -> None:
     pytest.importorskip("gradio")
     with socket.socket() as taken:

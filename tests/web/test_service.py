@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -12,10 +16,14 @@ from uploads import grey
 
 from guda import verbs
 from guda.errors import GudaError
+from guda.methods.placebo import SUFFIX
+from guda.report.page import PLACEBO_SAYS
 from guda.runs.run import Run
 from guda.scoring.scores import Scores
 from guda.web import answer, look
-from guda.web.intake import Limits, Refused
+from guda.web.batch import submit
+from guda.web.intake import Full, Limits, Refused
+from guda.web.job import Job
 from guda.web.service import Service
 from guda.web.snapshot import one_picture, to_csv, to_json
 from guda.web.stored import find, open_result, results
@@ -97,7 +105,7 @@ def test_many_at_once_all_finish(service: Service, tmp_path: Path) -> None:
 
 
 def test_a_full_queue_refuses(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1))
+    small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=100))
     hold = threading.Event()
     monkeypatch.setattr("guda.web.service.run_here", lambda *a: hold.wait(30))
     names = [small.take(grey(tmp_path / f"{i}.png", seed=20 + i))[0] for i in range(3)]
@@ -110,6 +118,42 @@ def test_a_full_queue_refuses(service: Service, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(GudaError):  # nothing was computed, so there is nothing to read
         list(jobs[0].watch())
     small.close()
+
+
+def test_what_is_refused_leaves_nothing_behind(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=100))
+    hold = threading.Event()
+    monkeypatch.setattr("guda.web.service.run_here", lambda *a: hold.wait(30))
+    paths = [str(grey(tmp_path / f"{i}.png", seed=30 + i)) for i in range(4)]
+    before = small.run.query_sets()
+    for rule, method in (("top1", None), ("budget=1", None), ("top9@0.9", None), ("top1@0.95", "logo")):
+        with pytest.raises(GudaError):
+            small.ask(paths[0], "", rule, method)
+    assert small.run.query_sets() == before
+    asked: list[Job | GudaError] = []
+    submit(small, [(p, "") for p in paths], asked, "top1@0.95", "retrack")  # a batch takes what may wait, and no more
+    assert len(asked) == 2
+    with pytest.raises(Full, match="waiting already"):
+        small.ask(paths[2])
+    assert len(small.run.query_sets()) == len(before) + 2
+    hold.set()
+    for job in asked:
+        assert isinstance(job, Job)
+        with pytest.raises(GudaError):
+            list(job.watch())
+    submit(small, [(p, "") for p in paths], asked, "top1@0.95", "retrack")  # there is room again
+    assert len(asked) == 4
+    small.close()
+
+
+def test_a_run_keeps_so_many_uploads(tmp_path: Path) -> None:
+    few = Service(copy_run(tmp_path / "run").root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=1))
+    name, _ = few.take(grey(tmp_path / "a.png", seed=1))
+    assert few.take(grey(tmp_path / "again.png", seed=1))[0] == name
+    with pytest.raises(Refused, match="--max-uploads"):
+        few.take(grey(tmp_path / "b.png", seed=2))
 
 
 def test_questions_that_cannot_be_put(service: Service) -> None:
@@ -152,7 +196,7 @@ def test_a_full_score_opens_picture_by_picture(service: Service) -> None:
 def test_json_and_csv_say_the_same(service: Service, tmp_path: Path) -> None:
     name, _ = service.take(grey(tmp_path / "d.png", seed=4))
     *_, shot = service.answer(name)
-    value = to_json(shot, service.view(shot.scores))
+    value = to_json(shot, service.view(shot))
     assert [g["rank"] for g in value["groups"]] == [1, 2, 3]
     assert value["verdict"]["kind"] in ("clear", "tied", "none", "unmeasured")
     lines = to_csv(value).splitlines()
@@ -175,6 +219,57 @@ def test_the_answer_holds_its_axis_while_it_runs(service: Service, tmp_path: Pat
         assert ("Link to this result" in html) == shot.final
     assert html.count('alt="training image of') == 12
     assert f"?result={name}&amp;method=retrack&amp;rule=top2%400.999" in html
+
+
+def test_a_link_opens_what_it_stands_under(service: Service, tmp_path: Path) -> None:
+    """A set scored in full and raced later: the older result keeps its own address."""
+    list(service.answer(SET, "budget=200"))
+    assert find(service.run, SET, "retrack").rule == "budget=200"  # the newest
+    ids = look.pictures(service.run, SET)
+    for rule in (None, "budget=200"):
+        shot = open_result(service, SET, "retrack", rule or "full", ids[1])
+        asked = {k: v[0] for k, v in parse_qs(answer.link(shot)[1:]).items()}
+        assert asked.pop("picture") == ids[1]
+        stored = find(service.run, asked["result"], asked["method"], asked["rule"])
+        assert stored.rule == rule
+        assert answer.link(shot).startswith(stored.address + "&")
+
+
+def test_how_groups_leave_is_told_by_the_rule(service: Service) -> None:
+    list(service.answer(SET, "budget=200"))
+    html, _ = answer.answer(service, open_result(service, SET, "retrack", "budget=200"))
+    assert "After each round the lower half of the groups leaves" in html
+    assert "clearly behind" not in html
+    list(service.answer(SET, "top1@0.95"))
+    pages = [answer.answer(service, open_result(service, SET, "retrack", "top1@0.95", p))[0]
+             for p in look.pictures(service.run, SET)]  # fmt: skip
+    assert not any("lower half" in page for page in pages)
+
+
+def test_the_placebo_sentence_is_three_way_and_says_of_which_pictures(tmp_path: Path) -> None:
+    """Floors put below the whole interval, inside it, and above the first score."""
+    service = Service(copy_run(tmp_path / "run").root)
+    service.warm()
+    name, _ = service.take(grey(tmp_path / "e.png", seed=5))
+    *_, shot = service.answer(name, "top1@0.95")
+    first = int(np.argmax(shot.scores.score[0]))
+    score, lo = float(shot.scores.score[0, first]), float(shot.scores.lo[0, first])  # type: ignore[index]
+    own = Scores.read(verbs.scores_path(service.run, SET, "retrack"))
+    path = verbs.scores_path(service.run, SET, "retrack" + SUFFIX)
+    floors = {score + 1: 0, (score + lo) / 2: 1, lo - 1: 2}
+    for floor, says in floors.items():
+        replace(own, method="retrack" + SUFFIX, score=np.full(own.score.shape, floor), lo=None, hi=None,
+                stderr=None, ranks=None, rank_lo=None, rank_hi=None, p_first=None).write(path)  # fmt: skip
+        os.utime(path, ns=(1, 1000 + says))  # a new file, however fast the clock
+        html, _ = answer.answer(service, shot)
+        said = re.search(r'class="placebo-says( below)?">([^<]*)<', html)
+        assert said is not None
+        assert said[2].partition(" (")[0] == PLACEBO_SAYS[says]
+        assert bool(said[1]) == (says == 0)
+        assert "placebo groups on the run&#39;s own pictures" in said[2]
+    of_the_run, _ = answer.answer(service, open_result(service, SET, "retrack", "full"))
+    assert "own pictures" not in of_the_run
+    assert "(dashed line)" in of_the_run
 
 
 def test_leaderboard_and_runs(service: Service, tmp_path: Path) -> None:

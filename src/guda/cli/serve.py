@@ -27,6 +27,7 @@ def serve(
     max_mb: Annotated[float, typer.Option(help="Largest upload, megabytes.", min=0.001)] = 10.0,
     max_megapixels: Annotated[float, typer.Option(help="Largest picture, megapixels.", min=0.001)] = 25.0,
     queue: Annotated[int, typer.Option(help="Pictures that may wait to be scored.", min=1)] = 32,
+    max_uploads: Annotated[int, typer.Option(help="Uploads that the run keeps.", min=1)] = 10_000,
     runs: Annotated[
         Path | None, typer.Option(help="Folder whose runs the last tab lists; default: where this run is.")
     ] = None,
@@ -34,7 +35,8 @@ def serve(
 ) -> None:  # fmt: skip
     """A page for the run: drop a picture, watch its groups settle; leaderboard, stored results, HTTP API."""
     from guda.runs.run import Run
-    from guda.web.server import LOOPBACK, free, need_gradio, parse_auth
+    from guda.web.guard import LOOPBACK
+    from guda.web.server import free, need_gradio, parse_auth
 
     login = parse_auth(auth)
     folder = Run.open(run)
@@ -44,7 +46,7 @@ def serve(
     from guda.web.server import serve as serve_app
     from guda.web.service import Service
 
-    limits = Limits(max_mb=max_mb, max_megapixels=max_megapixels, queue=queue)
+    limits = Limits(max_mb=max_mb, max_megapixels=max_megapixels, queue=queue, uploads=max_uploads)
     service = Service(folder.root, method, limits)
     print(f"Loading the model of {folder.root} ...", flush=True)
     service.warm()

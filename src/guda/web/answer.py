@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 import numpy as np
 
@@ -20,12 +19,13 @@ from guda.report.verdict import Verdict
 from guda.scoring.race import StopRule
 from guda.scoring.terms import load_queries
 from guda.web.service import Service
-from guda.web.snapshot import Snapshot, to_csv, to_json
+from guda.web.snapshot import Snapshot, address, to_csv, to_json
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 TOP = 3
+ELSEWHERE = "dashed line: placebo groups on the run's own pictures"
 
 
 @cache
@@ -62,11 +62,13 @@ class Held(MethodView):
 def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None = None) -> tuple[str, Scale]:
     """(HTML, the axis it was drawn on: to be held while the race goes on)."""
     data, queries = service.data, load_queries(service.run, shot.queries)
-    view = Held(shot.scores, data.groups.sizes, service.about(shot.scores.method), service.floor(shot.scores.method))
+    method = shot.scores.method
+    view = Held(shot.scores, data.groups.sizes, service.about(method), service.floor(method, shot.queries))
     view.held = None if shot.final else held
     scale = view.scale(0)
     value = to_json(shot, view)
-    above = None if view.above is None or view.null is None else bool(view.above[0])
+    above = None if view.above is None or view.null is None else int(view.above[0])  # which of PLACEBO_SAYS
+    where = "dashed line" if service.floor_set(method, shot.queries) == shot.queries else ELSEWHERE
     html = render(
         "answer.html.j2",
         shot=shot,
@@ -81,8 +83,9 @@ def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None 
         said=_said(shot, view),
         leaders=_leaders(shot),
         out=_out(shot),
-        placebo=None if above is None or not shot.final else f"{PLACEBO_SAYS[above]} (dashed line)",
-        below=above is False,
+        leaving=_leaving(shot),
+        placebo=None if above is None or not shot.final else f"{PLACEBO_SAYS[above]} ({where})",
+        below=above == 0,
         note=note,
         top=[(g.group, data.groups.sizes[data.groups.index(g.group)], _pictures(data, g.group))
              for g in shot.scores[shot.picture].top(TOP)],
@@ -95,10 +98,9 @@ def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None 
     return html, scale
 
 
-def link(shot: Snapshot, picture: str | None = None) -> str:
-    """Relative, so that it holds behind any host name."""
-    more = {"picture": shot.picture} if picture is None and shot.picture != shot.queries else {}
-    return "?" + urlencode(shot.link | more)
+def link(shot: Snapshot) -> str:
+    """A set of one picture is named after it, so its address needs no picture."""
+    return address(shot.queries, shot.scores.method, shot.rule, None if shot.picture == shot.queries else shot.picture)
 
 
 def _download(kind: str, text: str) -> str:
@@ -147,6 +149,13 @@ def _out(shot: Snapshot) -> str:
     gone = [(int(shot.rounds[g]), name) for g, name in enumerate(shot.scores.groups) if shot.left[g]]
     by_round = {r: [name for n, name in gone if n == r] for r in sorted({r for r, _ in gone})}
     return "; ".join(f"{', '.join(names)} after round {r}" for r, names in by_round.items())
+
+
+def _leaving(shot: Snapshot) -> str:
+    """When a group leaves, by the rule."""
+    if shot.rule is not None and StopRule.parse(shot.rule).confidence is None:
+        return "After each round the lower half of the groups leaves"
+    return "A group leaves when it is clearly behind"
 
 
 def _rows(shot: Snapshot, view: MethodView) -> list[Row]:

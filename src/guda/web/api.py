@@ -20,7 +20,7 @@ from guda.web.stored import open_result, results
 
 
 def told(service: Service, shot: Snapshot, note: str = "") -> dict[str, Any]:
-    value = to_json(shot, service.view(shot.scores))
+    value = to_json(shot, service.view(shot))
     return value | {"note": note} if note else value
 
 
@@ -36,8 +36,7 @@ def api(service: Service) -> None:
         try:
             if not picture:
                 raise GudaError("give a picture: PNG, JPEG or WebP")
-            queries, note = await asyncio.to_thread(service.take, picture, prompt)
-            job = await asyncio.to_thread(service.submit, queries, rule or DEFAULT_RULE, method or None)
+            job, note = await asyncio.to_thread(service.ask, picture, prompt, rule or DEFAULT_RULE, method or None)
             last: Snapshot | None = None
             async for shot in looks(service, job):
                 last = last if isinstance(shot, int) else shot

@@ -9,8 +9,9 @@ from typing import Any
 from guda.errors import GudaError
 from guda.report.cards import Scale
 from guda.web import answer
+from guda.web.job import Job
 from guda.web.question import html, question, rule_of, upload
-from guda.web.service import Job, Service
+from guda.web.service import Service
 from guda.web.snapshot import Snapshot
 
 LOOK = 0.1  # seconds between two looks at a job
@@ -54,8 +55,7 @@ def ask_tab(service: Service) -> Any:
             if not file:
                 raise GudaError("choose a picture first: PNG, JPEG or WebP")
             rule = rule_of(choice, budget, own)
-            queries, note = await asyncio.to_thread(service.take, file, prompt)
-            job = await asyncio.to_thread(service.submit, queries, rule, method)
+            job, note = await asyncio.to_thread(service.ask, file, prompt, rule, method)
             held: Scale | None = None
             async for shot in looks(service, job):
                 if isinstance(shot, int):

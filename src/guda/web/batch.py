@@ -8,7 +8,9 @@ from pathlib import Path
 
 from guda.errors import GudaError
 from guda.web import answer, look
-from guda.web.ask import looks
+from guda.web.ask import LOOK, looks
+from guda.web.intake import Full
+from guda.web.job import Job
 from guda.web.question import html, question, rule_of, upload
 from guda.web.service import Service
 from guda.web.snapshot import Snapshot
@@ -34,12 +36,20 @@ def batch_tab(service: Service) -> None:
             yield answer.refusal(str(e))
             return
         rows: list[tuple[str, tuple[str, ...]]] = []
-        for number, (file, prompt) in enumerate(zip(files, told, strict=True)):
-            yield look.words("Answers", HEADER, rows, f"{number} of {len(files)} done.")
+        asked: list[Job | GudaError] = []
+        questions = list(zip(files, told, strict=True))
+        for number, file in enumerate(files):
+            # all that may wait are taken at once, in a thread that ends its work even if the page is closed
+            await asyncio.to_thread(submit, service, questions, asked, rule, method)
+            yield look.words("Answers", HEADER, rows, f"{number} of {len(files)} done.{_rest(len(asked), len(files))}")
+            while len(asked) <= number:  # others have filled the queue
+                await asyncio.sleep(LOOK)
+                await asyncio.to_thread(submit, service, questions, asked, rule, method)
             name = Path(file).name
             try:
-                queries, _ = await asyncio.to_thread(service.take, file, prompt)
-                job = await asyncio.to_thread(service.submit, queries, rule, method)
+                job = asked[number]
+                if isinstance(job, GudaError):
+                    raise job
                 last: Snapshot | None = None
                 async for shot in looks(service, job):
                     last = last if isinstance(shot, int) else shot
@@ -69,6 +79,27 @@ def batch_tab(service: Service) -> None:
     )  # fmt: skip
 
 
+def submit(
+    service: Service, questions: list[tuple[str, str]], asked: list[Job | GudaError], rule: str, method: str
+) -> None:
+    """Ask on, from the first question that has not been asked, until no more may wait."""
+    for file, prompt in questions[len(asked) :]:
+        if service.full:
+            return
+        try:
+            asked.append(service.ask(file, prompt, rule, method)[0])
+        except Full:
+            return
+        except GudaError as e:
+            asked.append(e)
+
+
+def _rest(taken: int, n: int) -> str:
+    if taken == n:
+        return " You may close the page: all are taken, and results go to the stored ones."
+    return f" {taken} are taken; keep the page open until the rest are, for no more may wait at once."
+
+
 def _prompts(text: str, n: int, told: str | None) -> list[str]:
     lines = [line for line in text.splitlines() if line.strip()]
     if told is None or len(lines) == n:
@@ -80,6 +111,6 @@ def _prompts(text: str, n: int, told: str | None) -> list[str]:
 
 def line(service: Service, name: str, shot: Snapshot) -> tuple[str, ...]:
     """One picture as a row of HEADER."""
-    view = service.view(shot.scores)
+    view = service.view(shot)
     first = view.rows(0)[0]
     return (name, view.verdicts[0].headline, first.name, first.value, first.interval, f"{shot.evals:,}")

@@ -9,6 +9,7 @@ same noise, the same answer and the same stored result, whoever brings it and un
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from guda.runs.run import UPLOAD, Run
 from guda.runs.store import digest, digest_arrays
 
 MB = 2**20  # as Gradio counts them
+_decoding = threading.Semaphore(1)  # a decoded picture may take hundreds of megabytes: one at a time
 LONGEST_PROMPT = 2000  # characters; text encoders read far fewer
 
 
@@ -33,10 +35,15 @@ class Limits(Config):
     max_mb: float = Field(10.0, gt=0, description="Largest file, megabytes.")
     max_megapixels: float = Field(25.0, gt=0, description="Largest picture, as its header tells.")
     queue: int = Field(32, ge=1, description="Pictures that may wait to be scored.")
+    uploads: int = Field(10_000, ge=1, description="Uploads that a run keeps.")
 
 
 class Refused(GudaError):
     """An upload that is not taken; its one line is shown to whoever brought it."""
+
+
+class Full(Refused):
+    """Not now: too many pictures wait."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,11 @@ class Picture:
 
 def read_upload(path: str | Path, shape: tuple[int, ...], limits: Limits) -> Picture:
     """The picture in a file, as the model's (C, H, W); refused where it is too large, no picture, or damaged."""
-    path = Path(path)
+    with _decoding:
+        return _read(Path(path), shape, limits)
+
+
+def _read(path: Path, shape: tuple[int, ...], limits: Limits) -> Picture:
     width, height = _header(path, limits)
     c, h, w = shape
     own = (width, height) == (w, h)
@@ -126,13 +137,19 @@ def read_prompt(prompt: str | None, told: str | None) -> str | None:
     return text
 
 
-def keep_upload(run: Run, pixels: np.ndarray, prompt: str | None = None) -> str:
-    """Store one picture as a query set of the run, once; returns the set's name."""
+def upload_name(pixels: np.ndarray, prompt: str | None = None) -> str:
+    return UPLOAD + digest([digest_arrays(np.ascontiguousarray(pixels)[None]), prompt], length=12)
+
+
+def keep_upload(run: Run, pixels: np.ndarray, prompt: str | None = None, most: int | None = None) -> str:
+    """Store one picture as a query set of the run, once and if there are not `most` yet; returns the set's name."""
     images = np.ascontiguousarray(pixels)[None]
-    name = UPLOAD + digest([digest_arrays(images), prompt], length=12)
+    name = upload_name(pixels, prompt)
     queries = Queries((name,), images, None if prompt is None else (prompt,), name)
     folder = run.path("queries", name)
     if not (folder / "index.json").is_file():
+        if most is not None and sum(s.startswith(UPLOAD) for s in run.query_sets()) >= most:
+            raise Refused(f"this run keeps {most:,} uploads already; whoever runs the server may raise --max-uploads")
         queries.save(folder)
     elif Queries.load(folder).digest != queries.digest:
         raise GudaError(f"{folder} holds another picture than its name says; remove that folder")

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 from guda.diffusion.queries import set_name
 from guda.errors import GudaError
@@ -18,7 +17,7 @@ from guda.runs.run import Run
 from guda.runs.store import read_json
 from guda.web import answer
 from guda.web.service import Service
-from guda.web.stored import Stored, results
+from guda.web.stored import results
 
 LISTED = 200  # stored results in the table; older ones are still found by their link
 STORED_HEADER = ("query set", "pictures", "method", "rule", "stored")
@@ -35,16 +34,12 @@ def says(text: str) -> str:
     return answer.render("waiting.html.j2", text=text)
 
 
-def address(stored: Stored) -> str:
-    return "?" + urlencode({"result": stored.queries, "method": stored.method, "rule": stored.rule or "full"})
-
-
 def stored_table(service: Service) -> str:
     run, found = service.run, results(service.run)
     if not found:
         return says("Nothing is stored in this run yet.")
     rows = [
-        (address(r), (r.queries, f"{len(pictures(run, r.queries)):,}", r.method, r.rule or "in full", _date(r.when)))
+        (r.address, (r.queries, f"{len(pictures(run, r.queries)):,}", r.method, r.rule or "in full", _date(r.when)))
         for r in found[:LISTED]
     ]
     more = f"The newest {LISTED} of {len(found):,}." if len(found) > LISTED else ""

@@ -1,7 +1,7 @@
 """Serving the app: on loopback unless told otherwise, with no word to anybody else.
 
 Gradio is told to send no analytics before it is imported, its uploads go to a folder that is removed at the end, and
-a header forbids the browser to ask any other server for anything.
+a guard (guard.py) stands before it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from guda.errors import GudaError
+from guda.web.guard import LOOPBACK, Guard
 from guda.web.intake import MB
 from guda.web.service import Service
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-POLICY = (
-    "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; connect-src 'self' data: blob:; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
-)
 QUIET = {  # before gradio is imported
     "GRADIO_ANALYTICS_ENABLED": "False",
     "GRADIO_RUN_HISTORY": "False",
@@ -70,34 +66,17 @@ def web_app(service: Service, runs: Path, host: str, port: int, auth: tuple[str,
     from guda.web.style import sheet, theme
 
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    outer.add_middleware(_Policy)
+    # a login is kept by a cookie, which a stranger's name pointed at this machine does not get
+    outer.add_middleware(Guard, local=host in LOOPBACK and auth is None)
     blocks = build(service, runs)
     blocks.has_launched = True  # only then does Gradio check that a file it is told of was uploaded to it
     return gr.mount_gradio_app(
         outer, blocks, path="/", server_name=host, server_port=port, auth=auth, ssr_mode=False, mcp_server=False,
         run_history=False, enable_monitoring=False, pwa=False, footer_links=[], show_error=True,
         max_file_size=int(service.limits.max_mb * MB), theme=theme(), head=f"<style>{sheet()}</style>",
+        app_kwargs={"openapi_url": None},  # else told without a login; /gradio_api/info asks for it
         auth_message="This page asks for the name and the password it was started with.",
     )  # fmt: skip
-
-
-class _Policy:
-    """ASGI middleware: the browser may talk to this server and to no other."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def tell(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                extra = [("content-security-policy", POLICY), ("referrer-policy", "no-referrer"),
-                         ("x-content-type-options", "nosniff")]  # fmt: skip
-                message = message | {
-                    "headers": [*message.get("headers", []), *((k.encode(), v.encode()) for k, v in extra)]
-                }
-            await send(message)
-
-        await self.app(scope, receive, tell if scope["type"] == "http" else send)
 
 
 def serve(

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+
 from guda import verbs
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
@@ -27,52 +29,18 @@ from guda.methods.pilot import pilot_tasks
 from guda.methods.placebo import SUFFIX, Null
 from guda.methods.raced import check_race
 from guda.report.cards import MethodView
-from guda.runs.run import Run
+from guda.runs.run import UPLOAD, Run
 from guda.scoring.pilot import run_plan
 from guda.scoring.probe import probe
-from guda.scoring.race import StopRule
+from guda.scoring.race import Race, StopRule
 from guda.scoring.scores import Scores
 from guda.scoring.terms import load_queries
-from guda.web.intake import Limits, Refused, keep_upload, read_prompt, read_upload
+from guda.web.intake import Full, Limits, Picture, Refused, keep_upload, read_prompt, read_upload, upload_name
+from guda.web.job import Job
 from guda.web.snapshot import Snapshot
 
 DEFAULT_RULE = "top1@0.95"
 FILES = ("run.json", "recipe.yaml")  # what an opened run was read from
-
-
-class Job:
-    """One picture on its way; snapshots are only ever appended, so any number of pages may look."""
-
-    def __init__(self) -> None:
-        self.snapshots: list[Snapshot] = []
-        self.error: GudaError | None = None
-        self.started = False
-        self._news = threading.Condition()
-        self.done = False
-
-    def tell(self, snapshot: Snapshot) -> None:
-        with self._news:
-            self.snapshots.append(snapshot)
-            self._news.notify_all()
-
-    def end(self, error: GudaError | None) -> None:
-        with self._news:
-            self.error, self.done = error, True
-            self._news.notify_all()
-
-    def watch(self) -> Iterator[Snapshot]:
-        """Every snapshot, waiting for the next; raises what went wrong."""
-        seen = 0
-        while True:
-            with self._news:
-                self._news.wait_for(lambda: self.done or len(self.snapshots) > seen)  # noqa: B023 - waited for here
-                found, ended = self.snapshots[seen:], self.done
-            yield from found
-            seen += len(found)
-            if ended and seen == len(self.snapshots):
-                if self.error is not None:
-                    raise self.error
-                return
 
 
 class _Unfinished(Exception):
@@ -140,27 +108,51 @@ class Service:
 
     # ---- asking
 
+    def ask(
+        self, path: str | Path, prompt: str | None = None, rule: str = DEFAULT_RULE, method: str | None = None
+    ) -> tuple[Job, str]:
+        """(job, note) of an upload, which is stored only once its question is taken; refused with one line."""
+        self.check(rule, method)
+        picture, text = self._read(path, prompt)
+        return self.submit(upload_name(picture.pixels, text), rule, method, (picture.pixels, text)), picture.note
+
     def take(self, path: str | Path, prompt: str | None = None) -> tuple[str, str]:
-        """(query set, note) of an upload; refused with one line."""
+        """(query set, note) of an upload that is stored without a question."""
+        picture, text = self._read(path, prompt)
+        return keep_upload(self.run, picture.pixels, text, self.limits.uploads), picture.note
+
+    def _read(self, path: str | Path, prompt: str | None) -> tuple[Picture, str | None]:
         text = read_prompt(prompt, self.told)
         picture = read_upload(path, self.model.image_shape, self.limits)
         try:
             self.model.condition(None if text is None else [text])
         except GudaError as e:
             raise Refused(str(e)) from None
-        return keep_upload(self.run, picture.pixels, text), picture.note
+        return picture, text
 
-    def submit(self, queries: str, rule: str = DEFAULT_RULE, method: str | None = None) -> Job:
-        """Score one picture; the job of the same question where one is under way."""
+    @property
+    def full(self) -> bool:
+        """Whether no more pictures may wait."""
+        return len(self._jobs) > self.limits.queue
+
+    def submit(
+        self, queries: str, rule: str = DEFAULT_RULE, method: str | None = None,
+        upload: tuple[np.ndarray, str | None] | None = None,
+    ) -> Job:  # fmt: skip
+        """Score one picture; the job of the same question where one is under way. An `upload` is stored if it is new
+        and there is room: a refusal leaves nothing behind."""
         method, stop = self.check(rule, method)
         key = (queries, stop, method)
         with self._lock:
             if (job := self._jobs.get(key)) is not None:
                 return job
-            if (known := self._replay(*key)) is not None:
+            stored = upload is None or queries in self.run.query_sets()
+            if stored and (known := self._replay(*key)) is not None:
                 return known
-            if len(self._jobs) > self.limits.queue:
-                raise Refused(f"{self.limits.queue} pictures are waiting already; try again in a while")
+            if self.full:
+                raise Full(f"{self.limits.queue} pictures are waiting already; try again in a while")
+            if upload is not None:
+                keep_upload(self.run, *upload, self.limits.uploads)
             job = self._jobs[key] = Job()
         self._worker.submit(self._work, key, job)
         return job
@@ -179,7 +171,13 @@ class Service:
         method = method or self.method
         if method not in self.methods:
             raise Refused(f"{method!r} is no method to race here; choose one of: {', '.join(self.methods)}")
-        return method, StopRule.parse(rule).name
+        stop, run = StopRule.parse(rule), self.run
+        found = get_method(run, method)
+        assert isinstance(found, ElboMethod)
+        Race(
+            1, len(found.groups), run_plan(run).evals_per_round, stop, 1, found.networks()
+        )  # refuses what none can win
+        return method, stop.name
 
     def _work(self, key: tuple[str, str, str], job: Job) -> None:
         job.started = True
@@ -230,22 +228,32 @@ class Service:
         prompt = asked.prompts[asked.ids.index(scores.queries[0])] if asked.prompts else None
         return Snapshot(queries, rule, scores, networks, run_plan(run).evals_per_round, final, prompt)
 
-    def floor(self, method: str) -> Null | None:
-        """What random groups score by this method on a set of the run that has been asked; uploads have none."""
+    def floor_set(self, method: str, queries: str | None = None) -> str | None:
+        """The set that tells what random groups score: itself, else the recipe's, else any. Uploads have no own."""
         run = self.run
         own = set_name(run, run.recipe.queries)
-        for name in sorted(run.query_sets(), key=lambda s: (s != own, s)):
-            path = verbs.scores_path(run, name, method + SUFFIX)
-            if path.is_file():
-                key = (str(path), path.stat().st_mtime_ns)
-                if key not in self._floors:
-                    self._floors[key] = verbs.placebo_null(run, name, method)
-                return self._floors[key]
+        likely = [name for name in (queries, own) if name is not None]
+        for name in [*likely, *(s for s in run.query_sets() if not s.startswith(UPLOAD))]:
+            if verbs.scores_path(run, name, method + SUFFIX).is_file():
+                return name
         return None
 
-    def view(self, scores: Scores) -> MethodView:
+    def floor(self, method: str, queries: str | None = None) -> Null | None:
+        """What random groups score by this method, on `floor_set`."""
+        name = self.floor_set(method, queries)
+        if name is None:
+            return None
+        path = verbs.scores_path(self.run, name, method + SUFFIX)
+        key = (str(path), path.stat().st_mtime_ns)
+        if key not in self._floors:
+            self._floors[key] = verbs.placebo_null(self.run, name, method)
+        return self._floors[key]
+
+    def view(self, shot: Snapshot) -> MethodView:
         """Ready to be told, by the report's own rules."""
-        return MethodView(scores, self.data.groups.sizes, self.about(scores.method), self.floor(scores.method))
+        method = shot.scores.method
+        floor = self.floor(method, shot.queries)
+        return MethodView(shot.scores, self.data.groups.sizes, self.about(method), floor)
 
     @staticmethod
     def about(method: str) -> str:

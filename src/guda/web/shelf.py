@@ -28,7 +28,7 @@ def shelf_tab(service: Service) -> Shelf:
     import gradio as gr
 
     def choices() -> list[tuple[str, str]]:
-        return [(r.title, look.address(r)) for r in results(service.run)[: look.LISTED]]
+        return [(r.title, r.address) for r in results(service.run)[: look.LISTED]]
 
     def refill() -> tuple[Any, str]:
         return gr.update(choices=choices()), look.stored_table(service)
@@ -49,7 +49,7 @@ def shelf_tab(service: Service) -> Shelf:
 
     def opened(query: dict[str, str]) -> tuple[Any, Any, str]:
         try:
-            value = look.address(find(service.run, query["result"], query.get("method"), query.get("rule")))
+            value = find(service.run, query["result"], query.get("method"), query.get("rule")).address
         except GudaError as e:
             return gr.update(choices=choices()), gr.update(visible=False), answer.refusal(str(e), "Not found.")
         known = choices()

@@ -6,11 +6,14 @@ import csv
 import io
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 
 from guda.report.cards import MethodView
 from guda.scoring.scores import Scores
+
+FULL = "full"  # what an address calls scores by the recipe's rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +55,13 @@ class Snapshot:
             return None
         return self.scores.rank_hi is not None and bool(np.isfinite(self.scores.rank_hi[0]).all())
 
-    @property
-    def link(self) -> dict[str, str]:
-        """What must be in an address to see it again."""
-        return {"result": self.queries, "method": self.scores.method} | ({"rule": self.rule} if self.rule else {})
+
+def address(queries: str, method: str, rule: str | None, picture: str | None = None) -> str:
+    """Where a stored result is seen again; relative, so that it holds behind any host name.
+
+    Scored in full is named, too: an address without a rule means the newest result, which another race may become."""
+    parts = {"result": queries, "method": method, "rule": rule or FULL}
+    return "?" + urlencode(parts | ({"picture": picture} if picture else {}))
 
 
 def one_picture(scores: Scores, picture: str | None = None) -> Scores:

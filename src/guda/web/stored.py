@@ -13,7 +13,7 @@ from guda.runs.run import UPLOAD, Run
 from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
 from guda.web.service import Service
-from guda.web.snapshot import Snapshot, one_picture
+from guda.web.snapshot import FULL, Snapshot, address, one_picture
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Stored:
     @property
     def upload(self) -> bool:
         return self.queries.startswith(UPLOAD)
+
+    @property
+    def address(self) -> str:
+        return address(self.queries, self.method, self.rule)
 
     @property
     def title(self) -> str:
@@ -64,7 +68,7 @@ def find(run: Run, queries: str, method: str | None = None, rule: str | None = N
     """By name, as in an address: method and rule may be left out, then the newest of the set."""
     if queries in run.query_sets():  # never a path made of what somebody wrote into an address
         for stored in sorted(_of(run, queries), key=lambda r: (-r.when, r.title)):
-            if method in (None, "", stored.method) and (not rule or rule == (stored.rule or "full")):
+            if method in (None, "", stored.method) and (not rule or rule == (stored.rule or FULL)):
                 return stored
     asked = ", ".join(str(part) for part in (queries, method, rule) if part)
     raise GudaError(f"there is no stored result {asked!r} in this run; see the tab of stored results")
