@@ -160,8 +160,9 @@ def _contributions(
             return t, nats
 
         shares = method.shares(read(sets[0][0])[0], len(sets))
+        fulls = [read(full)[1] for full, _ in sets]  # once, not once for every group
         nats = [
-            sum(w * (read(groups[g])[1] - read(full)[1]) for w, (full, groups) in zip(shares, sets, strict=True))
+            sum(w * (read(groups[g])[1] - own) for w, own, (_, groups) in zip(shares, fulls, sets, strict=True))
             for g in method.groups
         ]
         out[i * size : i * size + rows] = np.stack(nats, axis=1)
