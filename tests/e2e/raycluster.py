@@ -81,12 +81,12 @@ def published(root: Path) -> dict[str, int]:
     """Finished files and when they appeared."""
     found = {}
     for part in ("models", "artifacts", "terms", "queries"):
-        for path in (root / part).rglob("*"):
-            try:
-                if path.is_file() and TEMPORARY not in str(path):
+        for folder, _, files in os.walk(root / part):  # ignores a folder that vanishes
+            for path in (Path(folder, name) for name in files if TEMPORARY not in f"{folder}/{name}"):
+                try:
                     found[str(path.relative_to(root))] = path.stat().st_mtime_ns
-            except OSError:
-                continue  # a temporary one, published meanwhile
+                except OSError:
+                    continue  # published under another name meanwhile
     return found
 
 

@@ -110,12 +110,8 @@ class Mirror:
     def push(self) -> int:
         """Publish what is missing or older there; returns how many files that were."""
         found = self._remote()
-        wanted = [
-            p for p in self.local.rglob("*")
-            if p.is_file() and not any(part.startswith(TEMPORARY) for part in p.relative_to(self.local).parts)
-        ]  # fmt: skip
         pushed = 0
-        for path in sorted(wanted, key=lambda p: (p.stat().st_mtime_ns, str(p))):
+        for path in sorted(self._files(), key=lambda p: (p.stat().st_mtime_ns, str(p))):
             name = path.relative_to(self.local).as_posix()
             if name.split("/", 1)[0] in LOCAL or (name in found and _fixed(name)):
                 continue
@@ -134,6 +130,14 @@ class Mirror:
                 write_bytes(self._base(name), path.read_bytes())
             pushed += 1
         return pushed
+
+    def _files(self) -> list[Path]:
+        """What is published here. Others may publish meanwhile: what they have not finished is not looked at."""
+        wanted = []
+        for folder, folders, files in os.walk(self.local):
+            folders[:] = [name for name in folders if not name.startswith(TEMPORARY)]
+            wanted += [Path(folder, name) for name in files if not name.startswith(TEMPORARY)]
+        return wanted
 
     def _remote(self) -> dict[str, dict[str, Any]]:
         """Name below the run -> what the store says of it."""
