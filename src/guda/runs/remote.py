@@ -113,7 +113,7 @@ class Mirror:
         pushed = 0
         for path in sorted(self._files(), key=lambda p: (p.stat().st_mtime_ns, str(p))):
             name = path.relative_to(self.local).as_posix()
-            if name.split("/", 1)[0] in LOCAL or (name in found and _fixed(name)):
+            if name in found and _fixed(name):
                 continue
             if name in found:
                 here, there = path.read_bytes(), self._read(name)
@@ -135,7 +135,8 @@ class Mirror:
         """What is published here. Others may publish meanwhile: what they have not finished is not looked at."""
         wanted = []
         for folder, folders, files in os.walk(self.local):
-            folders[:] = [name for name in folders if not name.startswith(TEMPORARY)]
+            mine = LOCAL if Path(folder) == self.local else ()  # heartbeats come and go
+            folders[:] = [name for name in folders if not name.startswith(TEMPORARY) and name not in mine]
             wanted += [Path(folder, name) for name in files if not name.startswith(TEMPORARY)]
         return wanted
 
