@@ -397,8 +397,12 @@ def _publish() -> None:
 def main() -> None:
     try:
         with nullcontext() if team.leads() else redirect_stdout(io.StringIO()):  # results are told once
-            app()
-        _publish()
+            try:
+                app()
+            except SystemExit as e:  # how typer ends
+                if not e.code:
+                    _publish()
+                raise
     except GudaError as e:
         if team.leads() or isinstance(e, OneProcess):
             print(f"guda: {' '.join(str(e).split())}", file=sys.stderr, flush=True)

@@ -31,7 +31,7 @@ from guda.engine.pool import Watcher, run_in
 from guda.engine.tasks import Task, execute
 from guda.engine.together import execute_together
 from guda.errors import GudaError
-from guda.runs.run import Run, library_versions
+from guda.runs.run import Run, library_versions, remote
 
 RETRIES = 10  # of a task whose worker or node died; a task that needs more memory than there is dies every time
 REFRESH = 5.0  # seconds between looks at how large the cluster is
@@ -136,7 +136,7 @@ class RayWorkers:
 
     def submit(self, root: str, task: Task) -> Future[float]:
         self.connect()
-        ref = self._function.remote(root if ":/" in root else os.path.abspath(root), task, self._told)
+        ref = self._function.remote(root if remote(root) else os.path.abspath(root), task, self._told)
         future: Future[float] = ref.future()
         self._refs[future] = ref
         return future

@@ -36,7 +36,6 @@ from guda.runs.store import digest, digest_file, read_json, write_json, write_te
 from guda.runs.writers import DAY, sweep
 
 FORMAT = 1
-_REMOTE = re.compile(r"[a-z][a-z0-9+.-]+:/")  # s3://bucket/run; a Path makes one slash of the two
 UPLOAD = "upload-"  # names of query sets that were brought to the page (web/intake.py) begin so
 # names of query sets that are the run's own (methods/reference.py)
 REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?")
@@ -74,9 +73,14 @@ def _with_defaults(locked: dict[str, Any]) -> dict[str, Any]:
         return locked
 
 
+def remote(address: str | Path) -> bool:
+    """Whether it is a bucket's: s3://bucket/run, of which a Path has made s3:/bucket/run."""
+    return re.match(r"[a-z][a-z0-9+.-]+:/", str(address)) is not None
+
+
 def here(address: str | Path) -> Path:
     """The folder itself; of a run in a bucket its local copy, brought up to date (runs/remote.py)."""
-    if not _REMOTE.match(str(address)):
+    if not remote(address):
         return Path(address)
     from guda.runs.remote import mirror
 
@@ -100,7 +104,7 @@ class Run:
 
     def publish(self) -> None:
         """Let others have what was written here; a folder on a disk needs no such thing."""
-        if _REMOTE.match(self.address):
+        if remote(self.address):
             from guda.runs.remote import mirror
 
             mirror(self.address).push()
