@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))  # a cluster, and what befalls it
 
-from raycluster import TwoNodes, amid, kill_a_worker, published, repeated  # noqa: E402
+from raycluster import Eventful, TwoNodes, kill_a_worker, published, repeated  # noqa: E402
 
 from guda import verbs  # noqa: E402
 from guda.engine.local import Workers, run_tasks  # noqa: E402
@@ -96,7 +96,7 @@ def overhead(run: Run, name: str, engine: Engine, n: int) -> float:
 
 def disasters(where: Path, made: Recipe, nodes: TwoNodes, total: dict[str, int]) -> tuple[list[str], Run]:
     """A worker and a node lost in the middle of fit and of score; returns tasks that were done twice."""
-    run, engine = verbs.init(where / "lost", made), Noting(RayWorkers(RayOptions(nodes.address)))
+    run = verbs.init(where / "lost", made)
 
     def lose_a_node() -> None:
         nodes.lose()
@@ -107,7 +107,8 @@ def disasters(where: Path, made: Recipe, nodes: TwoNodes, total: dict[str, int])
 
     events = [(part("artifacts/", 0.2), kill_a_worker), (part("artifacts/", 0.4), lose_a_node),
               (part("terms/", 0.2), kill_a_worker), (part("terms/", 0.4), lose_a_node)]  # fmt: skip
-    seen = amid(run.root, lambda: verbs.pipeline(run, engine), *events)
+    engine = Noting(pool := Eventful(RayOptions(nodes.address), run.root, *events))
+    seen = pool.amid(lambda: verbs.pipeline(run, engine))
     if len(seen) < len(events):
         raise SystemExit("the run was over before everything had been killed; nothing is measured")
     return sorted({name for before in seen for name in repeated(run, engine.tasks, before)}), run

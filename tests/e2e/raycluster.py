@@ -7,8 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
@@ -17,13 +18,14 @@ sys.path[:0] = [p for p in HELPERS if p not in sys.path]
 # workers import the tests' tasks by name
 os.environ["PYTHONPATH"] = os.pathsep.join([*HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-from guda.engine.ray import import_ray  # noqa: E402
+from guda.engine.ray import RayOptions, RayWorkers, import_ray  # noqa: E402
 from guda.engine.tasks import Task  # noqa: E402
 from guda.runs.run import Run  # noqa: E402
 from guda.runs.writers import TEMPORARY  # noqa: E402
 
 Moment = Callable[[dict[str, int]], bool]  # of what is published
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 1024**2}
+WATCHFUL = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}  # a lost node is missed in seconds
 
 
 class TwoNodes:
@@ -33,7 +35,9 @@ class TwoNodes:
         import_ray()  # with what it sets in the environment, which the nodes inherit
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(initialize_head=True, head_node_args=SMALL | {"include_dashboard": False})
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args=SMALL | {"include_dashboard": False, "_system_config": WATCHFUL}
+        )
         self.other: Any = None
         self.add()
 
@@ -70,11 +74,7 @@ def busy_workers() -> list[int]:
 
 def kill_a_worker() -> None:
     """kill -9 in the middle of a task."""
-    deadline = time.monotonic() + 60
-    while not (found := busy_workers()):
-        assert time.monotonic() < deadline, "no worker was busy"
-        time.sleep(0.001)
-    os.kill(found[0], signal.SIGKILL)
+    os.kill(busy_workers()[0], signal.SIGKILL)
 
 
 def published(root: Path) -> dict[str, int]:
@@ -97,19 +97,43 @@ def repeated(run: Run, tasks: list[Task], before: dict[str, int]) -> list[str]:
     return [t.name for t in done if any(now.get(p) != before[p] for p in t.makes)]
 
 
-def amid(root: Path, work: Callable[[], object], *events: tuple[Moment, Callable[[], None]]) -> list[dict[str, int]]:
-    """Carry out `work` on a run, and each event in turn when its moment has come; returns what was published just
-    before each of them. The work is the other thread's: Ray adds nodes in the main one only."""
-    seen: list[dict[str, int]] = []
-    with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(work)
-        for moment, event in events:
-            while not moment(found := published(root)):
+class Eventful(RayWorkers):
+    """Ray's workers, and what befalls them: each event in turn, once its moment has come and while a task runs.
+
+    The driver waits meanwhile, so however fast the machine is, the work cannot be over before. Events happen in the
+    thread that calls `amid`: Ray adds nodes in the main one only.
+    """
+
+    def __init__(self, options: RayOptions, root: Path, *events: tuple[Moment, Callable[[], None]]) -> None:
+        super().__init__(options)
+        self.root, self.events = root, list(events)
+        self.seen: list[dict[str, int]] = []  # what was published just before each event
+        self.due: Queue[Callable[[], None]] = Queue()
+
+    def submit(self, root: str, task: Task) -> Future[float]:
+        future = super().submit(root, task)
+        if self.events and self.events[0][0](found := published(self.root)):
+            while not busy_workers():
                 if future.done():
-                    future.result()
-                    return seen
-                time.sleep(0.002)
-            seen.append(found)
-            event()
-        future.result()
-    return seen
+                    return future  # too short to be caught in the act: at the next task, then
+                time.sleep(0.001)
+            self.seen.append(found)
+            self.due.put(self.events.pop(0)[1])
+            self.due.join()
+        return future
+
+    def amid(self, work: Callable[[], object]) -> list[dict[str, int]]:
+        """Carry out `work`, whose engine these workers are; returns `seen`."""
+        with ThreadPoolExecutor(1) as thread:
+            future = thread.submit(work)
+            while not future.done():
+                try:
+                    event = self.due.get(timeout=0.05)
+                except Empty:
+                    continue
+                try:
+                    event()
+                finally:
+                    self.due.task_done()
+            future.result()
+        return self.seen

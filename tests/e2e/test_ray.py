@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("ray")
 
 import raycluster
-from raycluster import TwoNodes, amid, kill_a_worker, published, repeated
+from raycluster import Eventful, TwoNodes, kill_a_worker, published, repeated
 
 from guda import verbs
 from guda.engine import ray as ray_module
@@ -91,7 +91,6 @@ def test_both_nodes_work_one_thread_each_and_never_too_many_at_once(run: Run, po
 def test_the_pipeline_ends_in_the_bytes_of_one_process_whatever_is_lost(tmp_path: Path, nodes: TwoNodes) -> None:
     run = verbs.init(tmp_path / "run", tinyrun.tiny(tinyrun.digits_folder()))
     ran: list[Task] = []
-    engine = engine_of(RayWorkers(RayOptions(nodes.address)), ran)
 
     def lose_a_node() -> None:
         nodes.lose()
@@ -106,7 +105,8 @@ def test_the_pipeline_ends_in_the_bytes_of_one_process_whatever_is_lost(tmp_path
         (count("terms/", 2), kill_a_worker),
         (count("terms/", 12), lose_a_node),
     ]
-    seen = amid(run.root, lambda: verbs.pipeline(run, engine), *events)
+    pool = Eventful(RayOptions(nodes.address), run.root, *events)
+    seen = pool.amid(lambda: verbs.pipeline(run, engine_of(pool, ran)))
     end = published(run.root)
     assert len(seen) == 4, "it was over before everything had happened"
     assert all(len(s) < len(end) for s in seen), "nothing was left to do when it happened"
