@@ -5,15 +5,19 @@
 
 Synthetic groups: each has one pattern of 8x8 grey values (smooth noise), its images are that pattern, moved by up to
 one pixel, with noise. Groups come in families of ten whose patterns share half of their variance, so that a group has
-near relatives, as artists have. One small network is trained on all of them; retrack unlearns every group (stored as
-a low-rank change); posterior screens.
+near relatives, as artists have. Of 100 groups the families are groups too, of 1,000 also their tens (which have nothing
+in common): a tree. One small network is trained on all of them; retrack unlearns every group of every level (stored as
+a low-rank change). Two screens: posterior keeps ten groups; tree:2 descends into the first two of each level.
 
-evals_per_query      network evaluations of a picture: the screen, and the race among the 10 groups it keeps
+evals_per_query      network evaluations of a picture: the posterior, and the race among the 10 groups it keeps
+evals_per_query_tree the same of the descent, all levels
 evals_per_query_all  the same without a screen: every group, the recipe's rounds
-bank_bytes           the unlearned models on disk
+bank_bytes           the unlearned models on disk, of all levels
 bank_bytes_whole     what whole copies would take
 screen_recall_at_10  share of pictures whose first group by retrack over all groups is among the screen's first ten
-same_first           share of pictures for which screen and race end at that group
+tree_recall          the same of the groups that the descent raced
+same_first(_tree)    share of pictures for which screen and race end at that group
+..._lo, ..._hi       95 % intervals of shares (Clopper and Pearson) over the pictures
 """
 
 from __future__ import annotations
@@ -28,16 +32,17 @@ from PIL import Image
 from guda import verbs
 from guda.diffusion.models import load_model
 from guda.diffusion.noise import generator
+from guda.evaluation.calibration import clopper_pearson
 from guda.evaluation.results import DatasetEntry, read_results, write_results
 from guda.methods.base import get_method
 from guda.runs.recipe import Recipe
 from guda.runs.run import Run
-from guda.scoring.screen import recall
+from guda.scoring.screen import caught
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "scale.json"
 EACH, FAMILY, SIDE, KEEP = 20, 10, 8, 10
-STOP = "top1@0.9,budget=4000"
+STOP, DOWN = "top1@0.9,budget=4000", "tree:2"
 
 
 def smooth(*key: Any) -> np.ndarray:
@@ -48,10 +53,15 @@ def smooth(*key: Any) -> np.ndarray:
     return (field - field.mean()) / field.std()
 
 
+def tiers(n: int) -> list[int]:
+    """Sizes of the groups above, from the top."""
+    return [size for size in (100, 10) if size < n]
+
+
 def write_images(folder: Path, n: int) -> Path:
     """One sub-folder of PNGs per group."""
     for g in range(n):
-        target = folder / f"g{g:04d}"
+        target = folder.joinpath(*(f"s{g // size:02d}-{size}" for size in tiers(n)), f"g{g:04d}")
         if len(list(target.glob("*.png"))) == EACH:
             continue
         target.mkdir(parents=True, exist_ok=True)
@@ -68,7 +78,7 @@ def recipe(folder: Path, n: int) -> Recipe:
     return Recipe.from_dict(
         {
             "name": f"groups-{n}",
-            "data": {"source": str(folder)},
+            "data": {"source": str(folder), "group_by": "/".join(f"level:{i + 1}" for i in range(len(tiers(n)) + 1))},
             "model": {"net": "mlp", "options": {"width": 256, "depth": 3}, "scheduler": "squaredcos_cap_v2:1000"},
             "training": {"steps": 4000, "batch": 128, "lr": 1.0e-3, "warmup": 100, "ema": 0.999, "seed": 0},
             "methods": {
@@ -92,12 +102,19 @@ def measure(n: int) -> dict[str, float]:
     queries = verbs.sample(run, engine)
     scores = verbs.score(run, queries, ["retrack", "posterior"], engine)
     keep = min(KEEP, n)
+    first = scores["retrack"].rank.argmin(axis=1)
+    tree: dict[str, float] = {}
     if n > KEEP:
         raced = verbs.score(run, queries, ["retrack"], engine, stop=STOP, screen=f"posterior:{keep}")["retrack"]
         screen_evals = get_method(run, "posterior").score_evals()
+        down = verbs.score(run, queries, ["retrack"], engine, stop=STOP, screen=DOWN)["retrack"]
+        above = verbs.upper_levels(run, queries, "retrack", verbs.variant(run, STOP, None, screen=DOWN))
+        started = np.asarray(down.n_evals) > 0
+        tree = {f"evals_per_query_tree_{n}": float(sum(verbs.evals_per_picture(run, s) for s in (*above, down)))}
+        tree |= share(f"tree_recall_{n}", started[np.arange(len(first)), first])
+        tree |= share(f"same_first_tree_{n}", down.rank.argmin(axis=1) == first)
     else:  # nothing to screen
         raced, screen_evals = verbs.score(run, queries, ["retrack"], engine, stop=STOP)["retrack"], 0.0
-    first = scores["retrack"].rank.argmin(axis=1)
     bank = sum(p.stat().st_size for p in _bank(run).glob("*.safetensors"))
     weights = sum(p.numel() * p.element_size() for p in load_model(run, "base").module.state_dict().values())
     return {
@@ -105,10 +122,16 @@ def measure(n: int) -> dict[str, float]:
         f"evals_per_query_all_{n}": float(get_method(run, "retrack").score_evals()),
         f"bank_bytes_{n}": float(bank),
         f"bank_bytes_whole_{n}": float(weights * n),
-        f"screen_recall_at_10_{n}": recall(scores["posterior"], scores["retrack"], keep),
-        f"same_first_{n}": float((raced.rank.argmin(axis=1) == first).mean()),
+        **share(f"screen_recall_at_10_{n}", caught(scores["posterior"], scores["retrack"], keep)),
+        **share(f"same_first_{n}", raced.rank.argmin(axis=1) == first),
+        **tree,
         f"fit_seconds_per_group_{n}": (run.seconds("fit/retrack") or 0.0) / n,
     }
+
+
+def share(name: str, hits: np.ndarray) -> dict[str, float]:
+    lo, hi = clopper_pearson(int(hits.sum()), len(hits))
+    return {name: float(hits.mean()), f"{name}_lo": lo, f"{name}_hi": hi}
 
 
 def _bank(run: Run) -> Path:

@@ -3,6 +3,7 @@ in this process and in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from guda.counterfactuals.bank import Bank, Counterfactual
@@ -30,27 +31,32 @@ def unlearn(
     operator: str = "retrack",
     conditional: Denoiser | None = None,
     prompts: Prompts | None = None,
+    groups: Sequence[str] | None = None,
     **settings: Any,
 ) -> Bank:
-    """A bank of counterfactuals of `model`, one per group of `data`; `settings` are the operator's.
+    """A bank of counterfactuals of `model`, one per group of `data` (of a tree, per leaf) or of `groups`.
+    `settings` are the operator's.
 
     `operator`: retrack, shift, esd, ...; or posterior, which fits a density of the data and trains nothing.
     Text-to-image models: anchors-weighted, -uniform or -removed, with the `prompts` of the training images.
     `conditional`: for operators that ask one (esd), a model told each image's group, the null label last."""
     import guda.counterfactuals.operators  # noqa: F401  registers them
     from guda.counterfactuals.rule import RuleConfig, rule_bank
-    from guda.counterfactuals.unlearn import OPERATORS
+    from guda.counterfactuals.unlearn import OPERATORS, check_groups
 
     if operator not in (known := sorted([*OPERATORS, "posterior"])):
         raise GudaError(f"unknown operator {operator!r}; known: {', '.join(known)}{suggestion(operator, known)}")
     if data.shape != model.image_shape:
         raise GudaError(f"the model takes {model.image_shape} pictures (channels, height, width), not {data.shape}")
+    data.groups.check_rest()
     if operator == "posterior":
-        return rule_bank(model, data, parse_config(RuleConfig, settings, operator))
+        return rule_bank(model, data, parse_config(RuleConfig, settings, operator), groups)
     config = parse_config(OPERATORS[operator].Config, settings, operator)
+    chosen = data.groups.leaf_names if groups is None else tuple(groups)
+    check_groups(operator, data.groups, chosen)
     return Bank({
         group: unlearn_group(model, data, group, operator, config, conditional=conditional, prompts=prompts)
-        for group in data.groups.names
+        for group in chosen
     })  # fmt: skip
 
 

@@ -135,3 +135,34 @@ def test_a_ruled_model_predicts_x0_moved_by_the_change(prediction: str) -> None:
 def test_images_too_large_for_covariances_are_refused() -> None:
     with pytest.raises(GudaError, match="density: images"):
         fit_gaussians(np.zeros((4, 3, 64, 64)), np.array([0, 0, 1, 1]), 1, 0.3, 1e-3, 0)
+
+
+# atoms of four kinds of images, and groups that are made of them: two that share, one above two others, one alone
+MADE_OF = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]], dtype=torch.bool)
+
+
+@pytest.mark.parametrize("t", [1, 30, 200, 600, 990])
+def test_groups_that_share_images_change_it_as_brute_force_says(t: int) -> None:
+    """At low noise two and three groups hold nearly all of the weight at once, and each is computed without itself."""
+    x, _ = data(40)
+    atom = torch.arange(40) % 4
+    x_t, steps = noised(x[:12], t)
+    found = ImageDensity(x, atom, SCHEDULE, made_of=MADE_OF).changes(x_t, steps)
+    a, s = float(SCHEDULE.a[t]), float(SCHEDULE.s[t])
+    assert found.shape[0] == 4
+    for b, row in enumerate(x_t.double().flatten(1)):
+        everything = kernel_mean(row, a, s, x, 0.0)
+        for k in range(4):
+            expected = kernel_mean(row, a, s, x[~MADE_OF[atom, k]], 0.0) - everything
+            torch.testing.assert_close(found[k, b].flatten().double(), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    """How many groups hold half of the weight differs from row to row; what one row gets must not."""
+    x, _ = data(40)
+    density = ImageDensity(x, torch.arange(40) % 4, SCHEDULE, made_of=MADE_OF)
+    near, far = noised(x[:4], 1), noised(x[4:8], 990)
+    both = density.changes(torch.cat([near[0], far[0]]), torch.cat([near[1], far[1]]))
+    swapped = density.changes(torch.cat([x_t := noised(x[8:12], 30)[0], far[0]]), torch.cat([near[1] + 29, far[1]]))
+    assert x_t.shape == near[0].shape
+    assert torch.equal(both[:, 4:], swapped[:, 4:])

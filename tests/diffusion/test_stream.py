@@ -112,3 +112,31 @@ def test_the_cursor_is_all_the_state_there_is(skip: int, size: int) -> None:
     twin = stream([150, 200, 30], exposure_matched=True)
     twin.seek(*s.cursor)
     assert rows(s.take(size)) == rows(twin.take(size))
+
+
+def test_of_groups_that_share_images_the_left_out_one_takes_all_of_its_own() -> None:
+    shared = Groups.from_labels([["a", "b"], "a", "b", ["b", "c"], "c"])
+    for k in range(3):
+        s = Stream((0, "train"), shared, SHAPE, 100, leave_out=k)
+        shown = {i for i, *_ in rows(s.take(40))}
+        assert shown == set(shared.without(k).tolist())
+
+
+@pytest.mark.parametrize(
+    "grouping",
+    [
+        Groups.from_labels([["a", "b"], "a", "b", ["b", "c"], "c", ["a", "c"]]),
+        Groups.from_paths([[("x", "a")], [("x", "b")], [("x", "b")], [("y", "c")], [("y", "d")], [("y", "d")]]),
+    ],
+)
+def test_exposure_is_the_same_for_images_of_one_group_and_of_several(grouping: Groups) -> None:
+    s = Stream((0, "train"), grouping, SHAPE, 100, exposure_matched=True)
+    cycle = len(set(grouping.homes.tolist()))
+    seen = np.zeros(grouping.n_images, int)
+    for e in range(cycle):
+        s.seek(e, 0)
+        left = s.left_out(e)
+        batch = s.take(int((grouping.homes != left).sum()))
+        assert s.cursor[0] == e
+        seen += np.bincount(batch.index, minlength=grouping.n_images)
+    assert seen.tolist() == [cycle - 1] * grouping.n_images

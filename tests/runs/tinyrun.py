@@ -131,9 +131,9 @@ def unet_folder() -> Path:
     return folder
 
 
-def copy_run(target: Path) -> Run:
-    """A private copy of the complete run."""
-    shutil.copytree(finished_root(), target)
+def copy_run(target: Path, source: Path | None = None) -> Run:
+    """A private copy of the complete run, or of another one."""
+    shutil.copytree(source or finished_root(), target)
     return Run.open(target)
 
 

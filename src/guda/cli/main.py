@@ -130,7 +130,9 @@ def init(
         str | None,
         typer.Option(help="Noise schedule KIND:STEPS[:PREDICTION] or folder, if the model brings none."),
     ] = None,
-    group_by: Annotated[str | None, typer.Option(help="Folder level (level:2) or metadata column.")] = None,
+    group_by: Annotated[
+        str | None, typer.Option(help="Folder level (level:2) or metadata column; a tree: level:1/level:2.")
+    ] = None,
     content_by: Annotated[
         str | None, typer.Option(help="What an image shows, for text-to-image: folder level or metadata column.")
     ] = None,
@@ -259,7 +261,10 @@ def score(
     ] = None,
     screen: Annotated[
         str | None,
-        typer.Option(help="With --stop: only the first groups by a cheap method start the race, e.g. posterior:10."),
+        typer.Option(
+            help="With --stop: only the first groups by a cheap method start the race (posterior:10), or a tree of "
+            "groups is descended, the parts of the first two of each level racing next (tree:2)."
+        ),
     ] = None,
     band: Annotated[
         str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000; another estimand, named as such.")
@@ -288,12 +293,15 @@ def score(
     lines = []
     for found in results.values():
         lines.append(f"{found.method} ({found.unit}; {found.sign}; {found.estimand})")
+        above = verbs.upper_levels(folder, chosen, found.method, variant)
         if stop is not None:
-            also = "" if screen is None else f", and those of the screen {screen}"
-            lines.append(f"  {verbs.evals_per_picture(folder, found):,.0f} evaluations per picture on average{also}")
+            evals = sum(verbs.evals_per_picture(folder, s) for s in (*above, found))
+            also = "" if screen is None or above else f", and those of the screen {screen}"
+            lines.append(f"  {evals:,.0f} evaluations per picture on average{also}")
         shown = found.queries[:5]
         for query in shown:
-            lines.append(f"  {query}: " + "   ".join(str(g) for g in found[query].top(top)))
+            levels = ["   ".join(str(g) for g in s[query].top(top)) for s in (*above, found)]
+            lines.append(f"  {query}: " + f"\n  {' ' * len(query)}  > ".join(levels))
         if len(found.queries) > len(shown):
             more = verbs.scores_path(folder, chosen, found.method, variant)
             lines.append(f"  ... {len(found.queries) - len(shown)} more in {more}")

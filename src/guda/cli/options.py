@@ -21,7 +21,9 @@ Method = Annotated[list[str] | None, typer.Option("--method", "-m", help="Method
 Groups = Annotated[
     str | None,
     typer.Option(
-        "--groups", help="Fit and score these groups only, e.g. Cubism,Dapple; kept in the recipe. `all` undoes it."
+        "--groups",
+        help="Fit and score these groups only, e.g. Cubism,Dapple, or level:1 of a tree; kept in the recipe. "
+        "`all` undoes it.",
     ),
 ]
 QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder of pictures, or a query set's name.")]

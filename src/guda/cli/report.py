@@ -17,6 +17,9 @@ def report(
     stop: Annotated[
         str | None, typer.Option(help="Report on scores raced to this rule (`guda score --stop`), e.g. top1@0.95.")
     ] = None,
+    screen: Annotated[
+        str | None, typer.Option(help="With --stop: of the race that was screened so (`guda score --screen`).")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The page's file, .html; default: report.html in the run folder.")
     ] = None,
@@ -40,7 +43,6 @@ def report(
     from guda.report.content import Content
     from guda.report.page import report_path, write_content
     from guda.runs.run import Run
-    from guda.scoring.race import StopRule
 
     if out is not None and out.suffix not in (".html", ".htm"):
         raise GudaError(f"--out {out}: the report is a page; give a name that ends in .html")
@@ -50,7 +52,7 @@ def report(
         find_browser()  # before anything is drawn
     folder = Run.open(run)
     chosen = verbs.choose_queries(folder, queries)
-    variant = None if stop is None else StopRule.parse(stop).name
+    variant = verbs.variant(folder, stop, None, "keep", screen)
     content = Content.read(folder, chosen, variant)
     if not no_drawings:
         from guda.report.drawings import draw_missing

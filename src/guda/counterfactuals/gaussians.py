@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from guda.counterfactuals.removal import Density
+from guda.counterfactuals.removal import Density, singles
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
 
@@ -66,11 +66,14 @@ def _clusters(flat: np.ndarray, members: np.ndarray, n: int, seed: int) -> list[
 
 
 class GaussianDensity(Density):
-    def __init__(self, tensors: Mapping[str, torch.Tensor], schedule: Schedule, device: torch.device | str) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], schedule: Schedule, device: torch.device | str,
+        made_of: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.mean, self.vectors, self.values, self.log_share, self.owner = (
             tensors[name].to(device) for name in ("mean", "vectors", "values", "log_share", "owner")
         )
-        self.n_groups, self.schedule = int(self.owner.max()) + 1, schedule
+        self.made_of, self.schedule = singles(self.owner) if made_of is None else made_of, schedule
 
     def components(self, flat: torch.Tensor, a: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         evidence, means = [], []

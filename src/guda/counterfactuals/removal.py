@@ -1,11 +1,13 @@
 """The optimal denoiser of a density that is a mixture over groups, and how it moves when a group leaves.
 
-    p = sum_c pi_c p_c,  every component c owned by one group;  posterior mean of x_0 given x_t:  m = sum_c w_c m_c,
+    p = sum_c pi_c p_c,  every component c owned by one atom;  posterior mean of x_0 given x_t:  m = sum_c w_c m_c,
     w = softmax_c( log pi_c p_c(x_t) ),   removing group k drops its components:
     change_k = m_-k - m = (W_k m - S_k) / (1 - W_k),     W_k = sum_{c in k} w_c,  S_k = sum_{c in k} w_c m_c
 
-All groups come from one evaluation of the components. The quotient is used where W_k < 1/2; the one group that may hold
-more at x_t is computed from a softmax without it, because 1 - W_k would cancel. Two densities:
+An atom is the images that share all their groups, and a group is made of atoms (Groups.atoms): of a partition, of one
+each. All groups come from one evaluation of the components. The quotient is used where W_k < 1/2; a group that holds
+more at x_t, of a partition one at most, is computed from a softmax without it, because 1 - W_k would cancel. Two
+densities:
 
     ImageDensity      the training images themselves, optionally widened by `bandwidth` (a kernel density): what a
                       network that memorised would do. At low noise one image takes all the weight.
@@ -15,6 +17,7 @@ more at x_t is computed from a softmax without it, because 1 - W_k would cancel.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 
 import torch
 
@@ -24,8 +27,8 @@ CHUNK = 8192  # images converted to float64 at a time
 
 
 class Density(ABC):
-    owner: torch.Tensor  # int64 [M]: the group of each component
-    n_groups: int
+    owner: torch.Tensor  # int64 [M]: the atom of each component
+    made_of: torch.Tensor  # bool [atoms, groups]
     schedule: Schedule
 
     @abstractmethod
@@ -39,18 +42,34 @@ class Density(ABC):
         log_w, means = self.components(flat, a, s)
         w = log_w.softmax(dim=1)
         everything = torch.einsum("bm,mbd->bd", w.to(means), means)
-        weight = torch.zeros(len(w), self.n_groups, dtype=w.dtype, device=w.device).index_add_(1, self.owner, w)
-        part = torch.zeros(self.n_groups, *flat.shape, dtype=means.dtype, device=means.device)
+        atoms, groups = self.made_of.shape
+        weight = torch.zeros(len(w), atoms, dtype=w.dtype, device=w.device).index_add_(1, self.owner, w)
+        part = torch.zeros(atoms, *flat.shape, dtype=means.dtype, device=means.device)
         part.index_add_(0, self.owner, w.to(means).T[:, :, None] * means)
+        if not self._partition:
+            weight = weight @ self.made_of.to(weight)
+            part = torch.einsum("ag,abd->gbd", self.made_of.to(part), part)
         left = (1 - weight).clamp_min(0.5).to(means)  # where more is taken, the quotient is not used
         out = (weight.to(means).T[:, :, None] * everything - part) / left.T[:, :, None]
-        largest = weight.argmax(dim=1)
-        others = log_w.masked_fill(self.owner[None] == largest[:, None], -torch.inf).softmax(dim=1)
-        direct = torch.einsum("bm,mbd->bd", others.to(means), means) - everything
         rows = torch.arange(len(flat), device=flat.device)
-        taken = weight[rows, largest] >= 0.5
-        out[largest[taken], rows[taken]] = direct[taken]
-        return out.reshape(self.n_groups, *x_t.shape).to(x_t.dtype)
+        for largest in weight.argsort(dim=1, descending=True, stable=True).T:
+            taken = weight[rows, largest] >= 0.5
+            if not bool(taken.any()):
+                break
+            gone = self.made_of[self.owner].T[largest]  # [B, M]: components of the row's group
+            others = log_w.masked_fill(gone, -torch.inf).softmax(dim=1)  # of all rows: a row's bits are its own
+            direct = torch.einsum("bm,mbd->bd", others.to(means), means) - everything
+            out[largest[taken], rows[taken]] = direct[taken]
+        return out.reshape(groups, *x_t.shape).to(x_t.dtype)
+
+    @cached_property
+    def _partition(self) -> bool:
+        return torch.equal(self.made_of, singles(self.owner))
+
+
+def singles(owner: torch.Tensor) -> torch.Tensor:
+    """bool [atoms, groups]: every atom is a group."""
+    return torch.eye(int(owner.max()) + 1, dtype=torch.bool, device=owner.device)
 
 
 class ImageDensity(Density):
@@ -60,11 +79,16 @@ class ImageDensity(Density):
     N(x_t; a x_r, (s^2 + a^2 h^2) I) and E[x_0 | x_t, r] = x_r + (a h^2 / (s^2 + a^2 h^2)) (x_t - a x_r). The part that
     all r share cancels in a change, so the factor s^2 / (s^2 + a^2 h^2) is all that is left of the width."""
 
-    def __init__(self, x0: torch.Tensor, labels: torch.Tensor, schedule: Schedule, bandwidth: float = 0.0) -> None:
-        self.n_groups, self.schedule, self.h = int(labels.max()) + 1, schedule, bandwidth
-        self.owner = torch.arange(self.n_groups, device=x0.device)
+    def __init__(
+        self, x0: torch.Tensor, labels: torch.Tensor, schedule: Schedule, bandwidth: float = 0.0,
+        made_of: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """`labels`: the atom of each image; `made_of`: default, every atom is a group."""
+        self.schedule, self.h = schedule, bandwidth
+        self.owner = torch.arange(int(labels.max()) + 1, device=x0.device)
+        self.made_of = singles(self.owner) if made_of is None else made_of
         flat = x0.flatten(1)
-        self.members = [flat[labels == k] for k in range(self.n_groups)]
+        self.members = [flat[labels == a] for a in self.owner]
 
     def components(self, flat: torch.Tensor, a: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = flat.double()

@@ -9,6 +9,7 @@ rule of all groups; a density of the images themselves holds no numbers, they ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -54,14 +55,15 @@ def fit_rule(base: Denoiser, data: ImageData, config: RuleConfig) -> dict[str, t
     if config.density == "images":
         return {"groups": torch.arange(len(data.groups))}
     x0 = base.encode(data.images).numpy()
-    return fit_gaussians(x0, data.groups.labels, config.components, config.shrink, config.floor, config.seed)
+    return fit_gaussians(x0, data.groups.atoms[0], config.components, config.shrink, config.floor, config.seed)
 
 
 def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Density:
+    labels, made_of = (torch.from_numpy(found).to(base.device) for found in data.groups.atoms)
     if config.density == "gaussians":
-        return GaussianDensity(tensors, base.schedule, base.device)
-    x0, labels = base.encode(data.images).to(base.device), torch.from_numpy(data.groups.labels.copy())
-    return ImageDensity(x0, labels.to(base.device), base.schedule, config.bandwidth)
+        return GaussianDensity(tensors, base.schedule, base.device, made_of)
+    x0 = base.encode(data.images).to(base.device)
+    return ImageDensity(x0, labels, base.schedule, config.bandwidth, made_of)
 
 
 def _identity(header: dict[str, str], tensors: dict[str, torch.Tensor]) -> str:
@@ -92,8 +94,8 @@ def read_rule(path: Path, base: Denoiser, known: str, data: ImageData) -> Rule:
         density = make_density(base, data, config, tensors)
     except KeyError as e:
         raise GudaError(f"{path} is damaged: it holds no {e}; {fix}") from None
-    if density.n_groups != len(data.groups):
-        raise Mismatch(f"{path}: groups", density.n_groups, len(data.groups), fix)
+    if (n := int(density.owner.max()) + 1) != len(density.made_of):
+        raise Mismatch(f"{path}: groups", n, len(density.made_of), fix)
     return Rule(density, config.window)
 
 
@@ -147,7 +149,8 @@ class Ruled(Counterfactual):
         raise GudaError("a bank of rules is kept by a run: guda fit RUN --method posterior")
 
 
-def rule_bank(base: Denoiser, data: ImageData, config: RuleConfig) -> Bank:
+def rule_bank(base: Denoiser, data: ImageData, config: RuleConfig, groups: Sequence[str] | None = None) -> Bank:
+    """Of these groups; default: the leaves."""
     rule = Rule(make_density(base, data, config, fit_rule(base, data, config)), config.window)
-    mine, names = base.digest(), data.groups.names
-    return Bank({g: Ruled("rule", g, mine, "posterior", {}, rule=rule, member=k) for k, g in enumerate(names)})
+    mine, numbers = base.digest(), {g: data.groups.index(g) for g in groups or data.groups.leaf_names}
+    return Bank({g: Ruled("rule", g, mine, "posterior", {}, rule=rule, member=k) for g, k in numbers.items()})

@@ -24,6 +24,7 @@ from guda.counterfactuals.bank import Counterfactual
 from guda.counterfactuals.holdout import BATCHES, Patience, split
 from guda.counterfactuals.packing import Store
 from guda.counterfactuals.student import Student
+from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.diffusion.cond import Cond
@@ -211,6 +212,17 @@ def check_kind(operator_id: str, conditional: bool) -> None:
         kind = "conditional" if conditional else "unconditional"
         known = [i for i, o in OPERATORS.items() if o.conditional in (None, conditional)]
         raise GudaError(f"{operator_id} is not defined for {kind} models, use {' or '.join(known)}")
+
+
+def check_groups(operator_id: str, groups: Groups, names: Sequence[str]) -> None:
+    """Refuse groups that an operator cannot tell apart: one that asks by label or prompt knows one of every image."""
+    if OPERATORS[operator_id].regroupable:
+        return
+    inner = [name for name in names if name not in groups.leaf_names]
+    if inner or not groups.disjoint:
+        why = f"{inner[0]!r} holds other groups" if inner else "some images are in several groups"
+        known = [i for i, o in OPERATORS.items() if o.regroupable]
+        raise GudaError(f"{operator_id} knows one group of every image, and {why}; use {' or '.join(known)}")
 
 
 def make_operator(

@@ -15,6 +15,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -168,21 +169,36 @@ def read_images(root: Path, files: Sequence[str], size: int | None = None, mode:
 
 def image_labels(root: Path, files: Sequence[str], by: str) -> list[str]:
     """A text for every file: a folder level ("level:2" or "2") or a metadata column."""
+    return [of_image[0] for of_image in _labels(root, files, by, several=False)]
+
+
+def _labels(root: Path, files: Sequence[str], by: str, several: bool) -> list[list[str]]:
+    """The texts of every file; one each, unless `several` may stand in a column."""
     level = re.fullmatch(r"(?:level:)?([0-9]+)", by)
     if level is None and by.startswith("level:"):
         raise GudaError(f"group-by {by!r} is not a folder level; write level:1, level:2, ...")
-    return _level_labels(root, files, int(level[1])) if level else _column_labels(root, files, by)
+    if level:
+        return [[label] for label in _level_labels(root, files, int(level[1]))]
+    return _column_labels(root, files, by, several)
 
 
-def group_labels(root: Path, files: Sequence[str], group_by: str | None = None) -> list[str]:
-    """The group of every file: a folder level (default the first) or a metadata column."""
-    labels = image_labels(root, files, "level:1" if group_by is None else group_by)
-    if len(set(labels)) == 1:
-        raise GudaError(
-            f"all {len(labels)} images in {root} are in one group, {labels[0]!r}; attribution compares "
-            "at least two: choose another folder level or metadata column with --group-by"
-        )
-    return labels
+def group_paths(root: Path, files: Sequence[str], group_by: str | None = None) -> list[list[tuple[str, ...]]]:
+    """The groups of every file, each by its names from the top down: folder levels (default the first) or metadata
+    columns, with slashes between them. A list in a column, which JSON has, is several groups."""
+    parts = ["level:1"] if group_by is None else [part.strip() for part in group_by.split("/")]
+    if not all(parts):
+        raise GudaError(f"group-by {group_by!r} has an empty part; write e.g. level:1/level:2, or movement/artist")
+    if len(set(parts)) != len(parts):
+        raise GudaError(f"group-by {group_by!r} names {next(p for p in parts if parts.count(p) > 1)!r} twice")
+    levels = [_labels(root, files, part, several=True) for part in parts]
+    for part, labels in zip(parts, levels, strict=True):
+        if len({tuple(of_image) for of_image in labels}) == 1 and len(labels[0]) == 1:
+            raise GudaError(
+                f"all {len(labels)} images in {root} are in one group, {labels[0][0]!r}; attribution compares "
+                "at least two: choose another folder level or metadata column with --group-by"
+                + (f" than {part}" if len(parts) > 1 else "")
+            )
+    return [list(product(*of_image)) for of_image in zip(*levels, strict=True)]
 
 
 def _level_labels(root: Path, files: Sequence[str], level: int) -> list[str]:
@@ -200,7 +216,7 @@ def _level_labels(root: Path, files: Sequence[str], level: int) -> list[str]:
     return labels
 
 
-def _column_labels(root: Path, files: Sequence[str], column: str) -> list[str]:
+def _column_labels(root: Path, files: Sequence[str], column: str, several: bool) -> list[list[str]]:
     present = [root / name for name in METADATA if (root / name).is_file()]
     if not present:
         raise GudaError(
@@ -215,11 +231,22 @@ def _column_labels(root: Path, files: Sequence[str], column: str) -> list[str]:
         raise GudaError(
             f"{present[0]} has no column {column!r}; its columns are {choices(columns)}{suggestion(column, columns)}"
         )
-    return [_group_value(row, column) for row in match_rows(present[0], table, files)]
+    return [_group_values(row, column, several) for row in match_rows(present[0], table, files)]
 
 
-def _group_value(row: Row, column: str) -> str:
+def _group_values(row: Row, column: str, several: bool) -> list[str]:
     value = row.values.get(column)
+    if not several or not isinstance(value, list):
+        return [_group_value(row, column, value)]
+    found = [_group_value(row, column, one) for one in value]
+    if not found:
+        raise GudaError(f"{row.where}: column {column!r} is an empty list; every image needs a group")
+    if len(set(found)) != len(found):
+        raise GudaError(f"{row.where}: column {column!r} names a group twice ({choices(found)}); remove one")
+    return found
+
+
+def _group_value(row: Row, column: str, value: Any) -> str:
     if value is None or (isinstance(value, str) and not value.strip()):
         raise GudaError(f"{row.where}: column {column!r} is empty; every image needs a group")
     if isinstance(value, bool):

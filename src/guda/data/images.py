@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from guda.data.folder import check_options, group_labels, image_files, image_labels, read_images
+from guda.data.folder import check_options, group_paths, image_files, image_labels, read_images
 from guda.data.groups import Groups
 from guda.data.pixels import as_pixels, check_pixels
 from guda.errors import GudaError, Mismatch
@@ -24,7 +24,7 @@ INDEX_TYPES: dict[str, Any] = {"ids": list, "name": str, "prompts": list | None,
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """Training images uint8 [n, C, H, W] (read-only), one id and one group each; `meta` says wherefrom.
+    """Training images uint8 [n, C, H, W] (read-only), one id each, and their groups; `meta` says wherefrom.
 
     `contents`: what each image shows whatever its group (the object of a style x object set), where that is known;
     prompts are made of it. `digest` covers pixels, ids, groups and contents, in order; not `name` and `meta`, which
@@ -54,15 +54,18 @@ class ImageData:
     def from_arrays(
         cls,
         images: np.ndarray,
-        labels: Sequence[str],
+        labels: Sequence[Any] | Groups,
         ids: Sequence[str] | None = None,
         name: str = "arrays",
         layout: str | None = None,
     ) -> ImageData:
-        """uint8, or floats in [0, 1]; NCHW, NHWC or NHW, told by the channel axis (1 or 3) or `layout`."""
+        """uint8, or floats in [0, 1]; NCHW, NHWC or NHW, told by the channel axis (1 or 3) or `layout`.
+
+        `labels`: one for every image, or a list of several; or Groups, which may be a tree."""
         pixels = as_pixels(images, layout)
         ids = [f"image-{i:06d}" for i in range(len(pixels))] if ids is None else ids
-        return cls(pixels, tuple(ids), Groups.from_labels(labels), name, {"source": "arrays"})
+        groups = labels if isinstance(labels, Groups) else Groups.from_labels(labels)
+        return cls(pixels, tuple(ids), groups, name, {"source": "arrays"})
 
     @classmethod
     def from_folder(
@@ -74,11 +77,12 @@ class ImageData:
         content_by: str | None = None,
     ) -> ImageData:
         """An image folder; groups, and contents where `content_by` says, are folders ("level:N"; groups: default the
-        first) or a metadata column."""
+        first) or a metadata column. Several of them with slashes between, from the top down, make a tree of groups; a
+        list in metadata.jsonl puts an image in several."""
         root = Path(path).expanduser()
         check_options(size, mode)
         files = image_files(root)
-        groups = Groups.from_labels(group_labels(root, files, group_by))  # before the slow part
+        groups = Groups.from_paths(group_paths(root, files, group_by))  # before the slow part
         contents = None if content_by is None else tuple(image_labels(root, files, content_by))
         meta = {"source": "folder", "path": str(path), "group_by": group_by, "size": size, "mode": mode}
         meta |= {} if content_by is None else {"content_by": content_by}
@@ -108,12 +112,14 @@ class ImageData:
 
     def only(self, names: Sequence[str]) -> ImageData:
         """The images of these groups, the others forgotten; images and groups keep their order."""
-        wanted = {self.groups.index(name) for name in names}
-        kept = np.flatnonzero(np.isin(self.groups.labels, sorted(wanted)))
+        return self._select(*self.groups.only(names))
+
+    def branches(self, names: Sequence[str]) -> ImageData:
+        """The same, of a tree with what is above and below these groups."""
+        return self._select(*self.groups.branches(names))
+
+    def _select(self, groups: Groups, kept: np.ndarray) -> ImageData:
         contents = None if self.contents is None else tuple(self.contents[i] for i in kept)
-        groups = Groups(
-            tuple(self.groups.names[k] for k in sorted(wanted)), self.groups.membership[kept][:, sorted(wanted)]
-        )
         ids = tuple(self.ids[i] for i in kept)
         return replace(self, images=self._pixels(kept), ids=ids, groups=groups, contents=contents)
 

@@ -51,6 +51,8 @@ def derangement(names: Sequence[str], *key: str | int) -> list[str]:
 def noisy_partition(data: ImageData, fraction: float = 0.05, seed: int = 42) -> ImageData:
     """The same images in the same order, a share of each group under other groups' names."""
     groups = data.groups
+    if groups.parents is not None or not groups.disjoint:
+        raise GudaError("data.partition exchanges names between groups, and these share images; leave it out")
     m = moved_per_group(groups, fraction)
     place = {name: i for i, name in enumerate(data.ids)}
     leaving = [

@@ -109,7 +109,7 @@ def build(
             f"data {data.name!r} do not say what each image shows, so no prompts can be made; "
             "set data.content_by (e.g. level:2 for style/object/*.jpg)"
         )
-    words = {style: _vocabulary(style, vocabularies, config) for style in data.groups.names}
+    words = {style: _vocabulary(style, vocabularies, config) for style in data.groups.leaf_names}
     labels = [data.groups.names[k] for k in data.groups.labels]
     training: list[str] = []
     first: dict[tuple[str, str], list[str]] = {}

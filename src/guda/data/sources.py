@@ -141,7 +141,7 @@ def load_source(
                 + (f"it takes {choices(takes)}" if takes else "it takes no such options")
             )
     data = loader(**options)
-    data = data if groups is None else data.only(groups)
+    data = data if groups is None else data.branches(groups)
     data = data if limit_contents is None else keep_contents(data, limit_contents, seed)
     data = data if limit_per_group is None else limit_groups(data, limit_per_group, seed)
     return data if partition is None else noisy_partition(data, **partition)
@@ -160,7 +160,8 @@ def keep_contents(data: ImageData, n: int, seed: int) -> ImageData:
 
 
 def limit_groups(data: ImageData, limit: int, seed: int) -> ImageData:
-    """At most `limit` images per group, in their old order.
+    """At most `limit` images per group (of a tree: per leaf), in their old order. Groups that share images keep what
+    any of them drew, so one may keep more.
 
     Each group draws from its own stream, keyed (seed, group name), so what is kept of one group does not
     depend on which other groups there are.
@@ -169,9 +170,10 @@ def limit_groups(data: ImageData, limit: int, seed: int) -> ImageData:
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise GudaError(f"{what} must be a whole number, at least {least}, got {value!r}")
     kept = []
-    for k, name in enumerate(data.groups.names):
+    for k in data.groups.leaves:
+        name = data.groups.names[k]
         key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(seed), key])))
         kept.append(rng.permutation(data.groups.members(k))[:limit])
-    taken = data.take(np.sort(np.concatenate(kept)))
+    taken = data.take(np.unique(np.concatenate(kept)))
     return replace(taken, meta={**data.meta, "limit_per_group": int(limit), "limit_seed": int(seed)})

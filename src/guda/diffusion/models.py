@@ -48,12 +48,23 @@ def load_data(run: Run) -> ImageData:
 
 
 def asked_groups(run: Run) -> tuple[str, ...]:
-    """The groups that are fitted and scored, in the data's order: all of them, or those the recipe names."""
+    """The groups that are ranked, in the data's order: all (of a tree, the leaves), or those the recipe names."""
     groups, asked = load_data(run).groups, run.recipe.scoring.groups
     if asked is None:
-        return groups.names
+        return groups.leaf_names
     numbers = {groups.index(name) for name in asked}
     return tuple(name for k, name in enumerate(groups.names) if k in numbers)
+
+
+def asked_data(run: Run) -> ImageData:
+    """The training images of those groups, under them alone."""
+    data, asked = load_data(run), asked_groups(run)
+    return data if asked == data.groups.names else _only(data, asked)
+
+
+@lru_cache(maxsize=2)
+def _only(data: ImageData, groups: tuple[str, ...]) -> ImageData:
+    return data.only(groups)
 
 
 def network(config: ModelConfig, shape: tuple[int, int, int]) -> tuple[Any, Any]:

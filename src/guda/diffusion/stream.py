@@ -3,7 +3,8 @@
 Every epoch is one keyed permutation of ALL images; each place in it has its own keyed (t, eps, flip). Leaving a group
 out deletes its places and changes nothing else, so two runs with the same key see the same images in the same order
 with the same noise up to the left-out items: that is what coupling LOGO runs means (SPEC section 3).
-Exposure matching: epoch e of the full model leaves out one group, groups cycling through keyed permutations.
+Exposure matching: epoch e of the full model leaves out the images of one group, groups cycling through keyed
+permutations; an image of several groups goes with the first of them (Groups.homes), so that all are shown as often.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Stream:
     ) -> None:
         self.key, self.groups, self.shape, self.T = tuple(key), groups, shape, T
         self.leave_out, self.exposure_matched = leave_out, exposure_matched
-        self.n = len(groups.labels)
+        self.n = groups.n_images
+        self._homes = np.unique(groups.homes)
         self.seek(0, 0)
 
     def seek(self, epoch: int, place: int) -> None:
@@ -52,16 +54,20 @@ class Stream:
         return self._epoch, self._place
 
     def left_out(self, epoch: int) -> int | None:
-        """The group that this epoch does not show."""
+        """The group that this epoch does not show, or whose images (by their homes) it does not."""
         if self.leave_out is not None or not self.exposure_matched:
             return self.leave_out
-        n = len(self.groups.names)
-        return int(generator(*self.key, "exposure", epoch // n).permutation(n)[epoch % n])
+        n = len(self._homes)
+        return int(self._homes[generator(*self.key, "exposure", epoch // n).permutation(n)[epoch % n]])
 
     def _open(self) -> None:
         order = generator(*self.key, "order", self._epoch).permutation(self.n)
         out = self.left_out(self._epoch)
-        kept = np.ones(self.n, bool) if out is None else ~self.groups.membership[order, out]
+        kept = np.ones(self.n, bool)
+        if self.leave_out is not None:
+            kept = ~self.groups.membership[order, self.leave_out]
+        elif out is not None:
+            kept = self.groups.homes[order] != out
         self._order, self._places = order, np.flatnonzero(kept)
         self._chunk_index = -1
         self._chunk: tuple[np.ndarray, np.ndarray, np.ndarray] = (np.empty(0), np.empty(0), np.empty(0))

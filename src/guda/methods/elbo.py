@@ -44,6 +44,11 @@ class ElboMethod(Method):
         """Its number among all groups, which names its files, whatever `only` says."""
         return load_data(self.run).groups.index(group)
 
+    def outside(self, index: np.ndarray) -> np.ndarray:
+        """bool [images, groups]: which training images are no part of the group."""
+        inside = load_data(self.run).groups.membership[index]
+        return np.asarray(~inside[:, [self.number(g) for g in self.groups]])
+
     def models(self) -> list[ModelRef]:
         """Every model a scoring needs, each once."""
         return list(dict.fromkeys(m for full, others in self.sets() for m in (full, *others.values())))

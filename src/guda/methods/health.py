@@ -102,7 +102,7 @@ def measure_health(method: ElboMethod, images: Reference) -> Health:
     score = d.mean(axis=0).sum(axis=-1)
     place = {method.number(name): k for k, name in enumerate(names)}
     group = np.array([place[int(k)] for k in images.group])
-    outside = group[:, None] != np.arange(len(names))
+    outside = method.outside(images.index)
     matrix, error = leakage(score, group, len(names))
     edges = default_edges(run_schedule(run).T)
     parts = np.stack([by_band(d[:, :, k], t, edges) for k in range(len(names))], axis=-1)  # [bands, images, groups]

@@ -24,7 +24,6 @@ from guda.diffusion.noise import generator
 from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.base import METHODS, Method
-from guda.methods.reference import Reference
 from guda.methods.unlearned import Unlearned
 from guda.runs import progress
 from guda.runs.recipe import parse_config
@@ -69,10 +68,10 @@ class Placebos(Unlearned):
     def number(self, group: str) -> int:
         return self.groups.index(group)
 
-    def outside(self, images: Reference) -> np.ndarray:
+    def outside(self, index: np.ndarray) -> np.ndarray:
         data = load_data(self.run)
         members = [regroup(data, i, self.config.seed).groups.members(0) for i in range(self.n)]
-        return np.stack([~np.isin(images.index, m) for m in members], axis=1)
+        return np.stack([~np.isin(index, m) for m in members], axis=1)
 
     def fit(self) -> list[Task]:
         return [

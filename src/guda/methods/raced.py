@@ -32,6 +32,7 @@ from guda.scoring.terms import (
     evaluate_round,
     load_queries,
     part_path,
+    portions,
     read_part,
     shard_names,
     terms_folder,
@@ -40,16 +41,16 @@ from guda.scoring.terms import (
 MAX_ROUNDS = 64
 
 
-def race(
+def last_look(
     method: ElboMethod,
     queries: Queries,
     rule: StopRule,
     work: Callable[[list[Task], str], object],
     screened: Screened | None = None,
-) -> tuple[Scores, RaceResult]:
+) -> Scores:
     """Run (or replay) a race to its end; `work(tasks, title)` carries out a round."""
-    *_, last = looks(method, queries, rule, work, screened)
-    return last
+    *_, (scores, _) = looks(method, queries, rule, work, screened)
+    return scores
 
 
 def looks(
@@ -112,20 +113,21 @@ def _tasks(
     tasks = []
     for i, shard in enumerate(shard_names(queries, size)):
         here = _models(sets, wanted[i * size : (i + 1) * size])
-        if not here:
-            continue
-        tasks.append(
-            Task(
-                name=f"race {queries.name}/{i} round {number} by {method.method_id} {rule.name}",
-                stage=f"score/{queries.name}/{method.method_id}-race",
-                fn="guda.methods.raced:race_shard",
-                args={"queries": queries.name, "shard": i, "round": number, "folder": folder,
-                      "models": [[*m.as_json(), p.tolist()] for m, p in here.items()]},
-                makes=tuple(part_path(folder, shard, m, number) for m in here),
-                needs=tuple(sorted({p for m in here for p in m.needs(run)})),
-                cost=float(sum(map(len, here.values())) * plan.evals_per_round),
-            )
-        )  # fmt: skip
+        pieces = portions(here)
+        for piece, these in enumerate(pieces):
+            which = f"{i}" if len(pieces) == 1 else f"{i}.{piece}"
+            tasks.append(
+                Task(
+                    name=f"race {queries.name}/{which} round {number} by {method.method_id} {rule.name}",
+                    stage=f"score/{queries.name}/{method.method_id}-race",
+                    fn="guda.methods.raced:race_shard",
+                    args={"queries": queries.name, "shard": i, "round": number, "folder": folder,
+                          "models": [[*m.as_json(), here[m].tolist()] for m in these]},
+                    makes=tuple(part_path(folder, shard, m, number) for m in these),
+                    needs=tuple(sorted({p for m in these for p in m.needs(run)})),
+                    cost=float(sum(len(here[m]) for m in these) * plan.evals_per_round),
+                )
+            )  # fmt: skip
     return tasks
 
 
@@ -173,13 +175,14 @@ def _scores(
     method: ElboMethod, queries: Queries, rule: StopRule, found: RaceResult, screened: Screened | None
 ) -> Scores:
     plan = run_plan(method.run)
-    score = found.score if screened is None else np.where(found.rounds > 0, found.score, screened.scores.score)
+    score = found.score if screened is None else np.where(found.rounds > 0, found.score, screened.score)
     # a group that left early was beaten when it left: it ranks below those that stayed longer
     order = np.lexsort((-score, -found.rounds), axis=1)
     ranks = np.argsort(order, axis=1, kind="stable") + 1
     unknown = ~np.isfinite(found.lo)
     # a settled race has said who the first are; with less confidence than ranks are told with elsewhere, it has not
-    leads, settled = ranks <= rule.top, found.settled[:, None] & ((rule.confidence or 0.0) >= LEVEL)
+    told = found.settled & ((found.rounds > 0).sum(axis=1) > rule.top)  # fewer than there are places: nothing was
+    leads, settled = ranks <= rule.top, told[:, None] & ((rule.confidence or 0.0) >= LEVEL)
     rank_lo = np.where(settled, np.where(leads, 1, rule.top + 1), np.nan)
     rank_hi = np.where(settled, np.where(leads, rule.top, len(method.groups)), np.nan)
     return replace(

@@ -50,7 +50,7 @@ def draw_reference(
 
     `prompts`: of every training image."""
     ids, positions = [], []
-    for k in range(len(data.groups)) if groups is None else groups:
+    for k in data.groups.leaves if groups is None else groups:
         for i in generator(seed, "reference", k).permutation(data.groups.members(k))[:n]:
             ids.append(f"{k:04d}-{i:07d}")
             positions.append(int(i))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 import guda.counterfactuals.operators  # noqa: F401  registers the operators
 from guda.counterfactuals.bank import file_name
-from guda.counterfactuals.unlearn import OPERATORS, Operator, check_kind, flips, unlearn_group
+from guda.counterfactuals.unlearn import OPERATORS, Operator, check_groups, check_kind, flips, unlearn_group
 from guda.data.images import ImageData
 from guda.data.prompts import load_prompts
 from guda.data.queries import Queries
@@ -27,7 +25,7 @@ from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.base import METHODS
 from guda.methods.elbo import ElboMethod
-from guda.methods.reference import Reference, reference, reference_scores, reference_tasks
+from guda.methods.reference import reference, reference_scores, reference_tasks
 from guda.runs import progress
 from guda.runs.recipe import parse_config
 from guda.runs.run import Run
@@ -54,6 +52,15 @@ class Unlearned(ElboMethod):
 
     def check(self) -> None:
         check_kind(self.method_id, architecture(self.run).conditional)
+        check_groups(self.method_id, load_data(self.run).groups, self.groups)
+
+    def nodes(self) -> tuple[str, ...]:
+        """The groups, and of a tree those above them, which a descent asks first; files are few and small."""
+        known = load_data(self.run).groups
+        if self.only is not None or not self.operator.regroupable:
+            return self.groups
+        above = {j for g in self.groups for j in known.above(known.index(g))}
+        return tuple(known.names[k] for k in sorted(above)) + self.groups
 
     def fit(self) -> list[Task]:
         if self.trains and self.run.recipe.training is None:
@@ -71,7 +78,7 @@ class Unlearned(ElboMethod):
                 args={"method": self.method_id, "config": self.config.model_dump(mode="json"), "group": group},
                 makes=(self.file(group),), needs=needs, cost=float(self.fit_evals()),
             )
-            for group in self.groups
+            for group in self.nodes()
         ]  # fmt: skip
 
     def fitted(self) -> bool:
@@ -87,11 +94,7 @@ class Unlearned(ElboMethod):
         if self.run.recipe.scoring.drift == "keep":
             return None
         images = reference(self.run)
-        return measure(reference_scores(self, images, bands), self.outside(images))
-
-    def outside(self, images: Reference) -> np.ndarray:
-        """bool [images, groups]: which reference images are no part of the group."""
-        return images.group[:, None] != np.array([self.number(g) for g in self.groups])
+        return measure(reference_scores(self, images, bands), self.outside(images.index))
 
     def fit_evals(self) -> float:
         return float(self.operator.fit_evals(self.config))

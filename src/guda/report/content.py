@@ -13,7 +13,7 @@ import numpy as np
 
 from guda.data.images import ImageData
 from guda.data.queries import Queries
-from guda.diffusion.models import asked_groups, load_data, model_digest
+from guda.diffusion.models import asked_data, load_data, model_digest
 from guda.errors import GudaError, Mismatch
 from guda.evaluation.calibration import Share, by_kind, by_probability
 from guda.evaluation.results import DatasetEntry
@@ -43,9 +43,7 @@ class Content:
     def read(cls, run: Run, name: str, variant: str | None = None) -> Content:
         from guda.verbs import placebo_null
 
-        data, queries = load_data(run), load_queries(run, name)
-        if run.recipe.scoring.groups is not None:
-            data = data.only(asked_groups(run))
+        data, queries = asked_data(run), load_queries(run, name)
         found = read_scores(run, data, queries, name, variant)
         # placebos are scored by the recipe's rounds, and a race estimates the same scores
         nulls = {s.method: placebo_null(run, name, s.method) for s in found}

@@ -35,7 +35,9 @@ class DataConfig(Config):
     source: str = Field(description="A known source (digits) or an image folder.")
     size: int | None = Field(None, gt=0, description="Resize the shorter side to this and centre-crop to a square.")
     group_by: str | None = Field(
-        None, description="Folder level (level:1 is the first) or a column of metadata.jsonl / metadata.csv."
+        None,
+        description="Folder level (level:1 is the first) or a column of metadata.jsonl / metadata.csv; several, from "
+        "the top down with slashes between, make a tree of groups. A list in metadata.jsonl: an image in several.",
     )
     content_by: str | None = Field(
         None, description="What each image shows, for prompts: a folder level (level:2) or a metadata column."
@@ -48,7 +50,9 @@ class DataConfig(Config):
     variants: int | None = Field(
         None, gt=0, description="Images of each character of a family (fonts): styles, sizes, shifts; default: 4."
     )
-    limit_per_group: int | None = Field(None, gt=0, description="Keep at most this many images of each group.")
+    limit_per_group: int | None = Field(
+        None, gt=0, description="Keep at most this many images of each group; of a tree, of each leaf."
+    )
     limit_contents: int | None = Field(
         None, gt=0, description="Keep the images of so many contents (objects) only, the same in every group."
     )
@@ -192,7 +196,9 @@ class ScoringConfig(Config):
     block: int = Field(256, gt=0, description="Images per network call (short blocks are padded).")
     shard: int = Field(32, gt=0, description="Queries per task; belongs to the run, not to the machine.")
     groups: tuple[str, ...] | None = Field(
-        None, min_length=2, description="Fit and score these groups only; training keeps all. Default: every group."
+        None,
+        min_length=2,
+        description="Fit and score these groups only; training keeps all. Default: every group; of a tree, its leaves.",
     )
     drift: Literal["keep", "subtract"] = Field(
         "keep", description="subtract: unlearned scores less what unlearning does to other groups' training images."

@@ -74,7 +74,7 @@ MODELS = 5  # counterfactuals, at most; more of either changed nothing measurabl
 def pilot_images(data: ImageData, n: int, seed: int) -> np.ndarray:
     """Positions of n training images, drawn group by group."""
     rng = generator(seed, "pilot")
-    per_group = [rng.permutation(data.groups.members(k)) for k in range(len(data.groups))]
+    per_group = [rng.permutation(data.groups.members(k)) for k in data.groups.leaves]
     mixed = [int(members[i]) for i in range(max(map(len, per_group))) for members in per_group if i < len(members)]
     return np.array(mixed[:n])
 

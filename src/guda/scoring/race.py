@@ -138,10 +138,10 @@ class Race:
         networks: tuple[int, int] = (1, 1), start: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         """`networks` (shared, each): a draw of n groups costs shared + each n network evaluations. `start` [Q, G]: the
-        groups that begin, as many for every query; default: all."""
+        groups that begin, default all; where they are no more than the rule's places, two rounds tell their scores."""
         self.networks, self.evals_per_round = networks, evals_per_round
         begin = n_groups if start is None else int(start.sum(axis=1).max())
-        if rule.top >= begin:
+        if rule.top >= begin and start is None:
             raise GudaError(f"stop rule {rule.name}: with {begin} groups, top{rule.top} is settled from the start")
         if rule.budget is not None and rule.budget < (least := int(self._cost(begin))):
             raise GudaError(

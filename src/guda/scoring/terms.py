@@ -32,6 +32,8 @@ from guda.scoring.elbo import all_squared_errors, kl, make_draws
 from guda.scoring.pilot import run_plan
 from guda.scoring.probe import run_settings
 
+PORTION = 32  # models in one task
+
 
 @dataclass(frozen=True)
 class ModelRef:
@@ -93,6 +95,12 @@ def families(refs: Iterable[ModelRef]) -> list[list[ModelRef]]:
         key = (ref.base, ref.counterfactual, number if ref.member is None else None)
         found.setdefault(key, []).append(ref)
     return list(found.values())
+
+
+def portions(refs: Iterable[ModelRef]) -> list[list[ModelRef]]:
+    """What one task evaluates: a thousand models are many tasks, not one that nobody can share or resume quickly."""
+    kin = families(refs)
+    return [[ref for family in kin[i : i + PORTION] for ref in family] for i in range(0, len(kin), PORTION)]
 
 
 def load_rule(run: Run, file: str) -> Rule:
@@ -159,27 +167,28 @@ def load_queries(run: Run, name: str) -> Queries:
 
 
 def score_tasks(run: Run, queries: Queries, models: Sequence[ModelRef], stage: str) -> list[Task]:
-    """One task per shard; together they make every missing part."""
+    """Tasks per shard and portion of the models; together they make every missing part."""
     config, plan, folder = run.recipe.scoring, run_plan(run), terms_folder(run)
     tasks = []
     for number, shard in enumerate(shard_names(queries, config.shard)):
         size = min(config.shard, queries.n - number * config.shard)
         wanted = {m: [part_path(folder, shard, m, r) for r in range(config.rounds)] for m in models}
-        missing = [m for m, parts in wanted.items() if not all(map(run.has, parts))]
-        if missing:
+        missing = portions(m for m, parts in wanted.items() if not all(map(run.has, parts)))
+        for piece, these in enumerate(missing):
+            which = f"{number}" if len(missing) == 1 else f"{number}.{piece}"
             tasks.append(
                 Task(
-                    name=f"score {queries.name}/{number} by {len(missing)} models for {stage}",
+                    name=f"score {queries.name}/{which} by {len(these)} models for {stage}",
                     stage=f"score/{queries.name}/{stage}/{folder.removeprefix('terms/')}",
                     fn="guda.scoring.terms:score_shard",
                     args={
                         "queries": queries.name,
                         "shard": number,
-                        "models": [m.as_json() for m in missing],
+                        "models": [m.as_json() for m in these],
                     },
-                    makes=tuple(part for m in missing for part in wanted[m]),
-                    needs=tuple(sorted({p for m in missing for p in m.needs(run)})),
-                    cost=float(len(families(missing)) * size * plan.evals_per_round * config.rounds),
+                    makes=tuple(part for m in these for part in wanted[m]),
+                    needs=tuple(sorted({p for m in these for p in m.needs(run)})),
+                    cost=float(len(families(these)) * size * plan.evals_per_round * config.rounds),
                 )
             )
     return tasks

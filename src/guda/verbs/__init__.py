@@ -30,6 +30,7 @@ from guda.verbs.score import (
     score,
     scored_methods,
     scores_path,
+    upper_levels,
     variant,
     watch,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "status",
     "train",
     "tune",
+    "upper_levels",
     "variant",
     "watch",
 ]

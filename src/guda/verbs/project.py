@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
     writable(root)
     options = recipe.data.model_dump()
     data = load_source(options.pop("source"), **options)
-    for name in recipe.scoring.groups or ():
-        data.groups.index(name)
+    data.groups.check_rest()
+    data.groups.check_apart([data.groups.index(name) for name in recipe.scoring.groups or ()])
     model = _check_model(recipe, data)
     schedule = (model or build(recipe.model, data.shape)).schedule
     lock = {"data_digest": data.digest, "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
@@ -208,14 +209,19 @@ def change_scoring(run: Run, **changes: Any) -> None:
 
 
 def change_groups(run: Run, text: str | None) -> None:
-    """`--groups a,b`: which groups are fitted and scored, kept in the run's recipe; `all` undoes it."""
+    """`--groups a,b`: which groups are fitted and scored, kept in the run's recipe; `level:N` of a tree: those of that
+    depth; `all` undoes it."""
     if text is None:
         return
     known = load_data(run).groups
     names = None if text == "all" else [name.strip() for name in text.split(",")]
+    if names is not None and (level := re.fullmatch(r"level:(\d+)", text)):
+        levels = known.levels(known.leaves)
+        if not 1 <= int(level[1]) <= len(levels):
+            raise GudaError(f"--groups {text}: the groups have levels 1 to {len(levels)}")
+        names = [known.names[k] for k in levels[int(level[1]) - 1]]
     if names is not None:
-        for name in names:
-            known.index(name)  # refuses an unknown one, naming those there are
+        known.check_apart([known.index(name) for name in names])  # refuses an unknown one, naming those there are
         if len(set(names)) < 2:
             raise GudaError(f"--groups {text!r}: attribution compares groups; give at least two, or `all`")
     value = run.recipe.model_dump(mode="json")

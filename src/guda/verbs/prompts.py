@@ -50,8 +50,9 @@ def prompts_show(
     assert data.contents is not None
     seed = run.recipe.prompts.seed
     rows = []
-    for k, style in enumerate(data.groups.names):
-        members = generator(seed, "shown prompts", style).permutation(data.groups.members(k))[:examples]
+    for style in data.groups.leaf_names:
+        members = data.groups.members(data.groups.index(style))
+        members = generator(seed, "shown prompts", style).permutation(members)[:examples]
         rows += [
             {"style": style, "object": data.contents[i], "training": prompts.training[i],
              "evaluation": prompts.evaluation[style, data.contents[i]]}

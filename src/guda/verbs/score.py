@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,17 +14,18 @@ from guda.diffusion.models import load_data, load_model
 from guda.engine.tasks import Task, pending
 from guda.errors import GudaError
 from guda.methods.base import Method, get_method, known_methods
+from guda.methods.descent import check_descent, descend
 from guda.methods.elbo import ElboMethod
 from guda.methods.logo import Logo
 from guda.methods.pilot import pilot_tasks
 from guda.methods.placebo import SUFFIX, Null, fitted_placebos, placebo_size
-from guda.methods.raced import check_race, looks, race
+from guda.methods.raced import check_race, looks
 from guda.runs.run import Run
 from guda.scoring.bands import Bands, by_band, default_edges
 from guda.scoring.probe import OutOfMemory, halve_block, probe
 from guda.scoring.race import RaceResult, StopRule
 from guda.scoring.scores import Scores
-from guda.scoring.screen import Screen, Screened
+from guda.scoring.screen import TREE, Screen, Screened
 from guda.scoring.terms import load_queries, run_schedule
 from guda.verbs.work import Engine, check_fitted
 
@@ -37,7 +39,7 @@ def score(
     """Scores of one query set by each method, also written to scores/<set>/<method>.parquet.
 
     `stop` races to a stop rule instead of the recipe's fixed rounds; `screen` lets only the first groups by a cheap
-    method start; `band` counts some timesteps only."""
+    method start, or descends a tree of groups; `band` counts some timesteps only."""
     queries = load_queries(run, name)
     variant(run, stop, band, screen=screen)  # refuses what cannot be asked
     rule, bands = None if stop is None else StopRule.parse(stop), parse_bands(run, band)
@@ -47,16 +49,50 @@ def score(
         return prepared(run, chosen, engine, lambda: _score(run, queries, chosen, engine, bands))
     for found in chosen:
         check_race(found)  # all of them before the first is raced
+    racing = [m for m in chosen if isinstance(m, ElboMethod)]
     asked = None if screen is None else Screen.parse(screen)
-    screener = [] if asked is None else [_screener(run, asked)]
+    screener: list[Method] = []
+    if asked is not None:
+        asked.check(rule)
+        if asked.method == TREE:
+            for found in racing:
+                check_descent(found)
+        else:
+            screener = [_screener(run, asked)]
 
     def raced() -> dict[str, Scores]:
+        if asked is not None and asked.method == TREE:
+            return {m.method_id: _descend(run, queries, m, rule, asked, engine) for m in racing}
         first = None
         if asked is not None:
-            first = Screened(asked, _score(run, queries, screener, engine, None)[asked.method])
-        return {m.method_id: _race(run, queries, m, rule, engine, first) for m in chosen}
+            first = Screened.by(asked, _score(run, queries, screener, engine, None)[asked.method])
+        name = variant(run, rule.name, None, screen=screen)
+        return {m.method_id: list(_looks(run, queries, m, rule, engine, first, name))[-1][0] for m in racing}
 
     return prepared(run, [*screener, *chosen], engine, raced)
+
+
+def _descend(run: Run, queries: Queries, found: ElboMethod, rule: StopRule, screen: Screen, engine: Engine) -> Scores:
+    """The last level where all scores of this kind are, the levels above it in folders of their own beside it."""
+    name = variant(run, rule.name, None, screen=screen.name)
+    for path in _level_paths(run, queries.name, found.method_id, name):
+        path.unlink(missing_ok=True)  # of other groups that were asked about, perhaps fewer levels up
+    *above, last = descend(found, queries, rule, screen.keep, lambda tasks, title: engine(run, tasks, title))
+    for depth, scores in enumerate(above, start=1):
+        scores.write(scores_path(run, queries.name, found.method_id, f"{name}/level-{depth}"))
+    last.write(scores_path(run, queries.name, found.method_id, name))
+    return last
+
+
+def _level_paths(run: Run, queries: str, method: str, variant: str | None) -> list[Path]:
+    """Existing files of the levels above, from the top."""
+    paths = (scores_path(run, queries, method, f"{variant}/level-{depth}") for depth in count(1))
+    return list(takewhile(lambda path: path.is_file(), paths))
+
+
+def upper_levels(run: Run, queries: str, method: str, variant: str | None) -> list[Scores]:
+    """Of scores by a descent, those of the levels above, from the top; of others, none."""
+    return [Scores.read(path) for path in _level_paths(run, queries, method, variant)]
 
 
 def _screener(run: Run, screen: Screen) -> Method:
@@ -74,12 +110,19 @@ def _screener(run: Run, screen: Screen) -> Method:
 
 def prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable[[], T]) -> T:
     """`work()` once the machine is probed and the pilot made, again with smaller blocks where one does not fit."""
+    [found] = _prepared(run, methods, engine, lambda: iter([work()]))
+    return found
+
+
+def _prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """The same of work that tells how far it is; it begins again with smaller blocks."""
     if any(isinstance(m, ElboMethod) for m in methods):
         probe(run, load_model(run, "base"))
     while True:
         try:
             engine(run, pilot_tasks(run, methods), "pilot")
-            return work()
+            yield from work()
+            return
         except OutOfMemory:
             halve_block(run)  # the terms of the smaller block go under a key of their own
 
@@ -95,14 +138,14 @@ def _score(run: Run, queries: Queries, chosen: list[Method], engine: Engine, ban
     return {m.method_id: publish(run, queries, m, bands)[m.method_id] for m in chosen}
 
 
-def _race(
-    run: Run, queries: Queries, found: Method, rule: StopRule, engine: Engine, screened: Screened | None
-) -> Scores:
-    assert isinstance(found, ElboMethod)
-    scores, _ = race(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
-    screen = None if screened is None else screened.screen.name
-    scores.write(scores_path(run, queries.name, found.method_id, variant(run, rule.name, None, screen=screen)))
-    return scores
+def _looks(
+    run: Run, queries: Queries, found: ElboMethod, rule: StopRule, engine: Engine, screened: Screened | None,
+    name: str | None,
+) -> Iterator[tuple[Scores, RaceResult]]:  # fmt: skip
+    """What a race knows after each round; the last is written under the variant `name`."""
+    for scores, result in looks(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened):
+        yield scores, result
+    scores.write(scores_path(run, queries.name, found.method_id, name))
 
 
 def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterator[tuple[Scores, RaceResult]]:
@@ -113,16 +156,7 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
     found = get_method(run, method)
     check_race(found)
     assert isinstance(found, ElboMethod)
-    probe(run, load_model(run, "base"))
-    while True:
-        try:
-            engine(run, pilot_tasks(run, [found]), "pilot")
-            for scores, result in looks(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
-                yield scores, result
-            scores.write(scores_path(run, name, method, rule.name))
-            return
-        except OutOfMemory:
-            halve_block(run)
+    yield from _prepared(run, [found], engine, lambda: _looks(run, queries, found, rule, engine, None, rule.name))
 
 
 def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = None) -> dict[str, Scores]:

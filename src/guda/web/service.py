@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from guda import verbs
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import asked_groups, load_data, load_model
+from guda.diffusion.models import asked_data, load_model
 from guda.diffusion.queries import set_name
 from guda.engine.here import run_here
 from guda.engine.tasks import Task, pending
@@ -262,14 +261,7 @@ class Service:
     @property
     def data(self) -> ImageData:
         """The groups that are asked about."""
-        run = self.run
-        data = load_data(run)
-        return data if run.recipe.scoring.groups is None else _only(data, asked_groups(run))
-
-
-@lru_cache(maxsize=2)
-def _only(data: ImageData, groups: tuple[str, ...]) -> ImageData:
-    return data.only(groups)
+        return asked_data(self.run)
 
 
 def raceable(run: Run) -> list[str]:

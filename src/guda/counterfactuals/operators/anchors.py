@@ -41,7 +41,7 @@ class Anchors(Operator):
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any, prompts: Prompts) -> None:
         super().__init__(teacher, data, group, config)
-        retain = [style for style in data.groups.names if style != group]
+        retain = [style for style in data.groups.leaf_names if style != group]
         embed = text_encoder(config.encoder) if self.strategy == "weighted" else None
         self.anchor = make_anchor(
             self.strategy, prompts.vocabularies, group, retain, embed, config, frozenset(prompts.objects)

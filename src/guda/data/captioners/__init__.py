@@ -22,13 +22,13 @@ def vocabularies(data: ImageData, config: PromptsConfig) -> Ranked:
     if config.lists is not None:
         from guda.data.captioners.file import ready_lists
 
-        check_styles(config.lists, data.groups.names, "prompts.lists")
-        found = ready_lists(config.lists, data.groups.names, "prompts.lists")
+        check_styles(config.lists, data.groups.leaf_names, "prompts.lists")
+        found = ready_lists(config.lists, data.groups.leaf_names, "prompts.lists")
         return Ranked(found, dict.fromkeys(found, ()), {})
     if config.source == "file":
         from guda.data.captioners.file import read_descriptors
 
-        ready, raw = read_descriptors(config.path or "", data.groups.names)
+        ready, raw = read_descriptors(config.path or "", data.groups.leaf_names)
         if ready is not None:
             return Ranked(ready, dict.fromkeys(ready, ()), {})
     elif config.source == "similarity":

@@ -33,7 +33,7 @@ def describe(data: ImageData, config: PromptsConfig) -> Raw:
     words = WORDS if config.path is None else read_words(config.path)
     if len(words) < config.words_per_image:
         raise GudaError(f"prompts: {len(words)} words to pick {config.words_per_image} from; give more words")
-    chosen = {s: sampled(data, s, config.images_per_style, config.seed) for s in data.groups.names}
+    chosen = {s: sampled(data, s, config.images_per_style, config.seed) for s in data.groups.leaf_names}
     if encoder == "statistics":
         for word in words:
             if word not in STATISTICS:

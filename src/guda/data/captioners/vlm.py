@@ -35,7 +35,7 @@ def describe(data: ImageData, config: PromptsConfig, load: Callable[[str], Ask] 
     ask = (load or load_vlm)(config.model or MODEL)
     question = QUESTION.format(n=config.words_per_image)
     raw = {}
-    for style in data.groups.names:
+    for style in data.groups.leaf_names:
         members = sampled(data, style, config.images_per_style, config.seed)
         contents = [data.contents[i] if data.contents else "" for i in members]
         answers = [ask(data.images[i], question) for i in members]

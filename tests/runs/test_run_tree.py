@@ -1,0 +1,220 @@
+"""Whole runs whose groups are a tree, or share images."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tinyrun import SET, Inline, copy_run, exact, tiny, write_digits
+
+from guda import verbs
+from guda.diffusion.models import asked_groups, load_data
+from guda.errors import GudaError
+from guda.methods.base import get_method
+from guda.methods.descent import below
+from guda.methods.reference import reference
+from guda.runs.run import Run
+from guda.scoring.race import StopRule
+from guda.scoring.scores import Scores
+
+TREE = {"round": ("0", "3", "5"), "straight": ("1", "2"), "other": ("4",)}
+LEAVES = ("4", "0", "3", "5", "1", "2")  # below other, round, straight
+RULE = "top1@0.9,budget=2000"
+KINDS = {"logo": {"seeds": [1]}, "posterior": {}, "shift": {"steps": 3}, "dtrak": {}}
+
+
+def write_tree(root: Path) -> Path:
+    flat = write_digits(root / "flat", tuple(d for digits in TREE.values() for d in digits))
+    for above, digits in TREE.items():
+        (root / "tree" / above).mkdir(parents=True)
+        for digit in digits:
+            shutil.move(flat / digit, root / "tree" / above / digit)
+    return root / "tree"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("tree")
+    recipe = tiny(
+        write_tree(root), data={"group_by": "level:1/level:2"}, methods={"logo": {"seeds": [1]}, "posterior": {}}
+    )
+    run = verbs.init(root / "run", recipe)
+    verbs.pipeline(run, Inline())
+    verbs.score(run, SET, ["retrack", "posterior"], Inline(), stop=RULE, screen="tree:2")
+    return run
+
+
+@pytest.fixture
+def run(finished: Run, tmp_path: Path) -> Run:
+    return copy_run(tmp_path / "run", finished.root)
+
+
+def test_rankings_are_of_leaves_and_unlearned_models_of_all(run: Run) -> None:
+    assert asked_groups(run) == LEAVES
+    assert Scores.read(verbs.scores_path(run, SET, "logo")).groups == LEAVES
+    files = {p.stem.partition("-")[2] for p in run.path(get_method(run, "retrack").artifact()).glob("*.safetensors")}
+    assert files == {*LEAVES, *TREE}
+    oracle = {p.stem.partition("-")[2] for p in run.path("artifacts").glob("logo-*/s1/*.safetensors")}
+    assert oracle == set(LEAVES)  # a retraining is dear: the groups above only when they are asked about
+
+
+@pytest.mark.parametrize("method", ["retrack", "posterior"])
+def test_the_parts_of_the_first_groups_of_each_level_race(run: Run, method: str) -> None:
+    name = verbs.variant(run, RULE, None, screen="tree:2")
+    (top,) = verbs.upper_levels(run, SET, method, name)
+    found = Scores.read(verbs.scores_path(run, SET, method, name))
+    assert top.groups == ("other", "round", "straight")
+    assert found.groups == LEAVES
+    above = np.array([0, 1, 1, 1, 2, 2])
+    started = (top.rank <= 2)[:, above]
+    assert (np.asarray(found.n_evals) > 0).tolist() == started.tolist()
+    assert np.isfinite(found.lo[started]).all()
+    assert np.isnan(found.lo[~started]).all()
+    assert np.array_equal(found.score[~started], top.score[:, above][~started])
+    assert (found.rank[~started] > 3).all()
+    assert "down a tree of groups" in found.estimand
+    budget = StopRule.parse(RULE).budget
+    cost = sum(s.evals_per_query(*get_method(run, method).networks()) for s in (top, found))
+    assert (cost <= budget).all()
+
+
+def test_a_descent_that_opens_everything_is_the_plain_race(run: Run) -> None:
+    plain = verbs.score(run, SET, ["retrack"], Inline(), stop="top1@0.9")["retrack"]
+    down = verbs.score(run, SET, ["retrack"], Inline(), stop="top1@0.9", screen="tree:3")["retrack"]
+    for column in ("score", "stderr", "lo", "hi", "rank"):
+        assert np.array_equal(getattr(plain, column), getattr(down, column))
+
+
+def test_a_descent_is_the_same_after_a_stop_and_with_two_workers(finished: Run, tmp_path: Path) -> None:
+    def fresh(name: str) -> Run:
+        found = copy_run(tmp_path / name, finished.root)
+        shutil.rmtree(found.path("scores", SET, f"{RULE}+tree=2"))
+        shutil.rmtree(found.path("terms"))
+        return found
+
+    expected = {k: v for k, v in exact(finished.root).items() if k.startswith(f"scores/{SET}/{RULE}+tree=2")}
+    assert len(expected) == 4
+    stopped = fresh("stopped")
+    with pytest.raises(KeyboardInterrupt):
+        verbs.score(stopped, SET, ["retrack", "posterior"], Inline(stop_after=5), stop=RULE, screen="tree:2")
+    for where, engine in ((stopped, Inline()), (fresh("two"), verbs.local_engine(2))):
+        verbs.score(Run.open(where.root), SET, ["retrack", "posterior"], engine, stop=RULE, screen="tree:2")
+        assert {k: v for k, v in exact(where.root).items() if k in expected} == expected
+
+
+def test_one_part_alone_is_no_race_and_no_claim(run: Run) -> None:
+    """Of a group with one part, opened alone, there is nothing to settle."""
+    groups = load_data(run).groups
+    level, following = groups.levels(groups.leaves)
+    score = np.array([[3.0, 2.0, 1.0]])
+    top = Scores("retrack", "nats", "", ("q",), tuple(groups.names[k] for k in level), score, 1)
+    start = below(groups, level, following, top, np.ones((1, 3), bool), keep=1)
+    assert start.start.tolist() == [[True, False, False, False, False, False]]
+    assert start.score.tolist() == [[3, 2, 2, 2, 1, 1]]
+    begun = np.array([[False, True, True]])
+    assert below(groups, level, following, top, begun, keep=1).start.tolist() == [[False] * 6]
+    found = verbs.score(run, SET, ["retrack"], Inline(), stop="top1@0.95", screen="tree:1")["retrack"]
+    alone = (np.asarray(found.n_evals) > 0).sum(axis=1) == 1
+    assert np.isnan(found.rank_hi[alone]).all()
+
+
+def test_the_groups_of_a_level_can_be_asked_about(run: Run) -> None:
+    verbs.change_groups(run, "level:1")
+    assert asked_groups(run) == ("other", "round", "straight")
+    engine = Inline()
+    verbs.fit(run, ["logo", "retrack"], engine)
+    assert engine.ran == [f"train logo-s1 without {g}" for g in ("other", "round", "straight")]
+    verbs.score(run, SET, ["logo", "retrack"], Inline())
+    verbs.evaluate(run, SET)
+    assert Scores.read(verbs.scores_path(run, SET, "logo")).groups == ("other", "round", "straight")
+    with pytest.raises(GudaError, match="have none above them"):
+        verbs.score(run, SET, ["retrack"], Inline(), stop=RULE, screen="tree:2")
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [("round,0", "'0' is a part of 'round'"), ("level:3", "levels 1 to 2"), ("level:0", "levels 1 to 2")],
+)
+def test_groups_that_cannot_be_asked_together(run: Run, groups: str, message: str) -> None:
+    with pytest.raises(GudaError, match=message):
+        verbs.change_groups(run, groups)
+
+
+def test_what_is_not_fitted_above_is_told(run: Run) -> None:
+    next(run.path(get_method(run, "retrack").artifact()).glob("*-round.safetensors")).unlink()
+    verbs.score(run, SET, ["retrack"], Inline())  # the leaves are there
+    with pytest.raises(GudaError, match=r"not fitted for all of the tree's groups .* run: guda fit"):
+        verbs.score(run, SET, ["retrack"], Inline(), stop=RULE, screen="tree:2")
+
+
+# ---- images in several groups ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Zeros and ones; and a third group of half of each."""
+    root = tmp_path_factory.mktemp("shared")
+    data = write_digits(root / "data", ("0", "1", "2"))
+    rows = []
+    for i, path in enumerate(sorted(data.rglob("*.png"))):
+        tags = [path.parent.name] if i % 2 or path.parent.name == "2" else [path.parent.name, "even"]
+        rows.append(json.dumps({"file_name": str(path.relative_to(data)), "tags": tags}))
+    (data / "metadata.jsonl").write_text("\n".join(rows))
+    recipe = tiny(data, data={"group_by": "tags", "limit_per_group": None}, methods=KINDS)
+    run = verbs.init(root / "run", recipe)
+    verbs.pipeline(run, Inline())
+    return run
+
+
+def test_every_kind_of_method_scores_groups_that_share(shared: Run) -> None:
+    groups = load_data(shared).groups
+    assert groups.names == ("0", "1", "2", "even")
+    assert groups.sizes == (20, 20, 20, 20)
+    for method in ("logo", "retrack", "shift", "posterior", "similarity-pixel", "dtrak"):
+        scores = Scores.read(verbs.scores_path(shared, SET, method))
+        assert scores.groups == groups.names
+        assert np.isfinite(scores.score).all()
+
+
+def test_a_retraining_sees_no_image_of_the_group_it_leaves_out(shared: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from guda.diffusion import stream
+
+    groups, shown = load_data(shared).groups, set[int]()
+    take = stream.Stream.take
+
+    def watched(self: stream.Stream, size: int) -> stream.Batch:
+        batch = take(self, size)
+        shown.update(batch.index.tolist())
+        return batch
+
+    monkeypatch.setattr(stream.Stream, "take", watched)
+    from guda.diffusion.models import train_model
+
+    train_model(shared, 7, shared.path("checkpoints", "watched"), leave_out="even")
+    assert shown == set(groups.without(groups.index("even")).tolist())
+
+
+def test_drift_is_measured_on_images_that_are_no_part_of_the_group(shared: Run) -> None:
+    method = get_method(shared, "retrack")
+    images = reference(shared)
+    inside = load_data(shared).groups.membership[images.index]
+    assert np.array_equal(method.outside(images.index), ~inside)
+    assert (inside.sum(axis=1) == 2).any()
+
+
+def test_what_needs_one_group_of_every_image_is_refused(shared: Run) -> None:
+    with pytest.raises(GudaError, match="esd knows one group of every image, and some images are in several groups"):
+        verbs.fit(shared, ["esd"], Inline())
+
+
+def test_a_group_of_everything_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    data = write_digits(tmp_path / "data", ("0", "1"), 4)
+    files = sorted(data.rglob("*.png"))
+    lines = [json.dumps({"file_name": str(f.relative_to(data)), "tags": ["all", f.parent.name]}) for f in files]
+    (data / "metadata.jsonl").write_text("\n".join(lines))
+    with pytest.raises(GudaError, match="'all' holds every image"):
+        verbs.init(tmp_path / "run", tiny(data, data={"group_by": "tags"}))
+    assert not (tmp_path / "run").exists()
