@@ -17,6 +17,7 @@ bank_bytes_whole     what whole copies would take
 screen_recall_at_10  share of pictures whose first group by retrack over all groups is among the screen's first ten
 tree_recall          the same of the groups that the descent raced
 same_first(_tree)    share of pictures for which screen and race end at that group
+same_first_noise     share for which retrack over all groups, scored again with other noise, does: the ceiling of those
 ..._lo, ..._hi       95 % intervals of shares (Clopper and Pearson) over the pictures
 """
 
@@ -115,17 +116,23 @@ def measure(n: int) -> dict[str, float]:
         tree |= share(f"same_first_tree_{n}", down.rank.argmin(axis=1) == first)
     else:  # nothing to screen
         raced, screen_evals = verbs.score(run, queries, ["retrack"], engine, stop=STOP)["retrack"], 0.0
+    verbs.change_scoring(run, seed=1)
+    again = verbs.score(run, queries, ["retrack"], engine)["retrack"]
+    verbs.change_scoring(run, seed=0)
+    verbs.score(run, queries, ["retrack"], engine)  # the tables of the recipe's own seed, from terms that are there
     bank = sum(p.stat().st_size for p in _bank(run).glob("*.safetensors"))
+    fitted = len(list(_bank(run).glob("*.safetensors")))
     weights = sum(p.numel() * p.element_size() for p in load_model(run, "base").module.state_dict().values())
     return {
         f"evals_per_query_{n}": float(verbs.evals_per_picture(run, raced) + screen_evals),
         f"evals_per_query_all_{n}": float(get_method(run, "retrack").score_evals()),
         f"bank_bytes_{n}": float(bank),
-        f"bank_bytes_whole_{n}": float(weights * n),
+        f"bank_bytes_whole_{n}": float(weights * fitted),
         **share(f"screen_recall_at_10_{n}", caught(scores["posterior"], scores["retrack"], keep)),
         **share(f"same_first_{n}", raced.rank.argmin(axis=1) == first),
+        **share(f"same_first_noise_{n}", again.rank.argmin(axis=1) == first),
         **tree,
-        f"fit_seconds_per_group_{n}": (run.seconds("fit/retrack") or 0.0) / n,
+        f"fit_seconds_per_group_{n}": (run.seconds("fit/retrack") or 0.0) / fitted,
     }
 
 

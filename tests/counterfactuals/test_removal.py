@@ -137,6 +137,32 @@ def test_images_too_large_for_covariances_are_refused() -> None:
         fit_gaussians(np.zeros((4, 3, 64, 64)), np.array([0, 0, 1, 1]), 1, 0.3, 1e-3, 0)
 
 
+def test_atoms_of_a_few_images_are_shares_of_their_group() -> None:
+    """Tags on single images: without a loan every covariance would be the floor, a memorised set."""
+    x, groups = data(60)
+    atoms = torch.where(torch.arange(60) % 4 == 0, torch.arange(60), 60 + groups).unique(return_inverse=True)[1]
+    tensors = fit_gaussians(x.numpy(), atoms.numpy(), 1, 0.3, 1e-3, 0, groups.numpy())
+    alone = int((torch.bincount(atoms) == 1).sum())
+    assert alone == 15
+    assert len(tensors["owner"]) == alone + 3
+    assert len(tensors["mean"]) == 3 + 3  # the rest of each group, and each group as a whole
+    assert float(tensors["values"].max()) > 0.01
+    assert float(tensors["log_share"].exp().sum()) == pytest.approx(1.0)
+    made_of = torch.nn.functional.one_hot(
+        torch.stack([groups[atoms == a][0] for a in range(int(atoms.max()) + 1)])
+    ).bool()
+    x_t, steps = noised(x[:5], 200)
+    found = GaussianDensity(tensors, SCHEDULE, "cpu", made_of).changes(x_t, steps)
+    parts = {k: v.numpy() for k, v in tensors.items()}
+    spread = {k: parts[k][parts["gaussian"]] for k in ("mean", "vectors", "values")} | {"log_share": parts["log_share"]}
+    a, s = float(SCHEDULE.a[200]), float(SCHEDULE.s[200])
+    for b, row in enumerate(x_t.double().flatten(1).numpy()):
+        everything = gaussian_brute(row, a, s, spread, np.ones(len(parts["owner"]), bool))
+        for k in range(3):
+            rest = gaussian_brute(row, a, s, spread, ~made_of.numpy()[parts["owner"], k])
+            np.testing.assert_allclose(found[k, b].flatten().numpy(), rest - everything, rtol=1e-3, atol=1e-4)
+
+
 # atoms of four kinds of images, and groups that are made of them: two that share, one above two others, one alone
 MADE_OF = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]], dtype=torch.bool)
 

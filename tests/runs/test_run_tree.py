@@ -12,13 +12,18 @@ from tinyrun import SET, Inline, copy_run, exact, tiny, write_digits
 
 from guda import verbs
 from guda.diffusion.models import asked_groups, load_data
+from guda.diffusion.stream import Stream
 from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.methods.descent import below
+from guda.methods.placebo import Placebos
 from guda.methods.reference import reference
+from guda.report.content import Content
+from guda.report.page import write_report
 from guda.runs.run import Run
 from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
+from guda.verbs.bank import bank_list
 
 TREE = {"round": ("0", "3", "5"), "straight": ("1", "2"), "other": ("4",)}
 LEAVES = ("4", "0", "3", "5", "1", "2")  # below other, round, straight
@@ -127,7 +132,7 @@ def test_the_groups_of_a_level_can_be_asked_about(run: Run) -> None:
     engine = Inline()
     verbs.fit(run, ["logo", "retrack"], engine)
     assert engine.ran == [f"train logo-s1 without {g}" for g in ("other", "round", "straight")]
-    verbs.score(run, SET, ["logo", "retrack"], Inline())
+    verbs.score(run, SET, ["logo", "retrack", "posterior", "similarity-pixel"], Inline())
     verbs.evaluate(run, SET)
     assert Scores.read(verbs.scores_path(run, SET, "logo")).groups == ("other", "round", "straight")
     with pytest.raises(GudaError, match="have none above them"):
@@ -148,6 +153,72 @@ def test_what_is_not_fitted_above_is_told(run: Run) -> None:
     verbs.score(run, SET, ["retrack"], Inline())  # the leaves are there
     with pytest.raises(GudaError, match=r"not fitted for all of the tree's groups .* run: guda fit"):
         verbs.score(run, SET, ["retrack"], Inline(), stop=RULE, screen="tree:2")
+
+
+def test_descents_of_another_breadth_share_nothing(finished: Run, tmp_path: Path) -> None:
+    """With a budget alone the name of the rule does not tell how many places it settles."""
+    once, twice = (copy_run(tmp_path / name, finished.root) for name in ("once", "twice"))
+    verbs.score(twice, SET, ["retrack"], Inline(), stop="budget=4000", screen="tree:1")
+    for run in (once, twice):
+        verbs.score(run, SET, ["retrack"], Inline(), stop="budget=4000", screen="tree:2")
+    path = verbs.scores_path(once, SET, "retrack", "budget=4000+tree=2").relative_to(once.root)
+    assert (once.root / path).read_bytes() == (twice.root / path).read_bytes()
+
+
+def test_a_budget_that_would_not_last_is_refused_at_once(run: Run) -> None:
+    engine = Inline()
+    with pytest.raises(GudaError, match=r"budget=90: the budget is shared by 2 levels .* give at least budget=\d+"):
+        verbs.score(run, SET, ["retrack"], engine, stop="budget=90", screen="tree:2")
+    assert engine.ran == []
+    assert not run.path("scores", SET, "budget=90+tree=2").exists()
+
+
+def test_placebos_have_the_size_of_the_groups_that_are_asked_about(run: Run) -> None:
+    small = Placebos(get_method(run, "retrack"), 1)
+    verbs.change_groups(run, "level:1")
+    large = Placebos(get_method(run, "retrack"), 1)
+    assert (small.size, large.size) == (16, 32)
+    assert small.folder != large.folder
+
+
+def test_the_bank_knows_the_groups_above(run: Run) -> None:
+    rows = [row for row in bank_list(run) if row.method == "retrack"]
+    assert {row.group for row in rows} == {*LEAVES, *TREE}
+    assert all(row.used for row in rows)
+
+
+def test_a_pair_that_is_everything_is_refused(run: Run) -> None:
+    groups = load_data(run).groups.joined(*(load_data(run).groups.index(g) for g in TREE), name="all")
+    with pytest.raises(GudaError, match="holds every image"):
+        groups.check_rest()
+    with pytest.raises(GudaError, match="no image to train on"):
+        Stream((0, "train"), groups, (1, 8, 8), 100, leave_out=0)
+
+
+def test_what_a_page_says_of_groups_that_did_not_race(run: Run) -> None:
+    name = verbs.variant(run, RULE, None, screen="tree:2")
+    scores = Scores.read(verbs.scores_path(run, SET, "retrack", name))
+    assert not scores.own.all()
+    firsts = scores.score[np.arange(len(scores.queries)), scores.rank.argmin(axis=1)]
+    assert np.array_equal(scores.first, firsts)
+    assert (scores.score.max(axis=1) > scores.first).any()  # a lent score may be larger
+    sure = verbs.score(run, SET, ["posterior"], Inline(), stop="top1@0.95", screen="tree:2")["posterior"]
+    assert np.isfinite(sure.rank_hi[sure.own]).any()
+    assert np.isnan(sure.rank_lo[~sure.own]).all()
+    assert np.nanmax(sure.rank_hi) <= sure.own.sum(axis=1).max()
+    page = write_report(run, SET, name).read_text()
+    assert "above, by" in page
+    view = next(v for v in Content.read(run, SET, name).views if v.id == "retrack")
+    assert np.take_along_axis(scores.own, view.per_order[:, :1], axis=1).all()
+
+
+def test_lists_in_two_columns_do_not_say_what_belongs_together(tmp_path: Path) -> None:
+    data = write_digits(tmp_path / "data", ("0", "1"), 2)
+    files = sorted(data.rglob("*.png"))
+    rows = [{"file_name": str(f.relative_to(data)), "a": ["x", f.parent.name], "b": ["y", f.name]} for f in files]
+    (data / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(GudaError, match="do not say which part belongs to which group"):
+        verbs.init(tmp_path / "run", tiny(data, data={"group_by": "a/b"}))
 
 
 # ---- images in several groups ----------------------------------------------------------------------------------------

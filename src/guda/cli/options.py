@@ -26,6 +26,9 @@ Groups = Annotated[
         "`all` undoes it.",
     ),
 ]
+Drift = Annotated[
+    str | None, typer.Option(help="keep, or subtract: less what unlearning does to other groups; kept in the recipe.")
+]
 QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder of pictures, or a query set's name.")]
 
 

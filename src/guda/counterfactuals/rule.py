@@ -55,7 +55,8 @@ def fit_rule(base: Denoiser, data: ImageData, config: RuleConfig) -> dict[str, t
     if config.density == "images":
         return {"groups": torch.arange(len(data.groups))}
     x0 = base.encode(data.images).numpy()
-    return fit_gaussians(x0, data.groups.atoms[0], config.components, config.shrink, config.floor, config.seed)
+    atoms, homes = data.groups.atoms[0], data.groups.homes
+    return fit_gaussians(x0, atoms, config.components, config.shrink, config.floor, config.seed, homes)
 
 
 def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Density:

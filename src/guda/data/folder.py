@@ -198,6 +198,12 @@ def group_paths(root: Path, files: Sequence[str], group_by: str | None = None) -
                 "at least two: choose another folder level or metadata column with --group-by"
                 + (f" than {part}" if len(parts) > 1 else "")
             )
+    for i, of_image in enumerate(zip(*levels, strict=True)):
+        if sum(len(labels) > 1 for labels in of_image) > 1:  # which belongs to which is not told
+            raise GudaError(
+                f"{files[i]}: lists in two columns of {group_by!r} do not say which part belongs to which group; "
+                "give a list in one of them"
+            )
     return [list(product(*of_image)) for of_image in zip(*levels, strict=True)]
 
 

@@ -53,6 +53,7 @@ def asked_groups(run: Run) -> tuple[str, ...]:
     if asked is None:
         return groups.leaf_names
     numbers = {groups.index(name) for name in asked}
+    groups.check_apart(sorted(numbers))
     return tuple(name for k, name in enumerate(groups.names) if k in numbers)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from guda.data.groups import Groups
 from guda.diffusion.noise import Key, generator
+from guda.errors import GudaError
 
 CHUNK = 256  # places whose noise is drawn together
 
@@ -68,6 +69,8 @@ class Stream:
             kept = ~self.groups.membership[order, self.leave_out]
         elif out is not None:
             kept = self.groups.homes[order] != out
+        if not kept.any():
+            raise GudaError("without the group that is left out there is no image to train on")
         self._order, self._places = order, np.flatnonzero(kept)
         self._chunk_index = -1
         self._chunk: tuple[np.ndarray, np.ndarray, np.ndarray] = (np.empty(0), np.empty(0), np.empty(0))

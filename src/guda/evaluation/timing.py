@@ -106,6 +106,7 @@ def measure(run: Run, method: Method, queries: str) -> Timing:
     from guda.diffusion.models import asked_groups
     from guda.methods.elbo import ElboMethod
     from guda.methods.logo import Logo
+    from guda.methods.unlearned import Unlearned
     from guda.scoring.terms import load_queries, terms_folder
 
     n, groups = load_queries(run, queries).n, len(asked_groups(run))
@@ -117,6 +118,7 @@ def measure(run: Run, method: Method, queries: str) -> Timing:
         seeds = len(method.config.seeds)
         shared, each = method.networks()
         evals *= (1 + groups) / (shared + each * groups)
+    fitted = len(method.nodes()) if isinstance(method, Unlearned) else groups  # of a tree, those above too
     query: float | None = None
     stderr: float | None = None
     counted = [(s, e) for s, e in scored if e is not None]
@@ -128,7 +130,7 @@ def measure(run: Run, method: Method, queries: str) -> Timing:
     return Timing(
         method=method.method_id, n_groups=groups, n_queries=n,
         fit_seconds=sum(s for s, _ in fit) / seeds if fit else None,
-        query_seconds=query, query_stderr=stderr, fit_evals=method.fit_evals() * groups, query_evals=evals,
+        query_seconds=query, query_stderr=stderr, fit_evals=method.fit_evals() * fitted, query_evals=evals,
     )  # fmt: skip
 
 

@@ -11,8 +11,10 @@ A stop rule holds at each level by itself, and a budget is divided evenly among 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.elbo import ElboMethod
 from guda.methods.raced import last_look
+from guda.scoring.pilot import run_plan
 from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
 from guda.scoring.screen import Screened
@@ -48,14 +51,40 @@ def at_level(method: ElboMethod, level: tuple[int, ...]) -> ElboMethod:
     return found
 
 
-def check_descent(method: ElboMethod) -> None:
-    """Before anything is raced: every level must be fitted."""
-    for level in tree_levels(method):
-        if not (found := at_level(method, level)).fitted():
+def check_descent(method: ElboMethod, rule: StopRule, keep: int) -> None:
+    """Before anything is raced: every level must be fitted, and a budget must last to the last of them."""
+    levels = tree_levels(method)
+    for level in levels:
+        found = at_level(method, level)
+        found.check()  # an operator that knows leaves only
+        if not found.fitted():
             raise GudaError(
                 f"{method.method_id} is not fitted for all of the tree's groups ({', '.join(found.groups[:3])}, ...); "
                 f"run: guda fit {method.run.root} --method {method.method_id}"
             )
+    shared, each = method.networks()
+    most = max(shared + each * n for n in _most(load_data(method.run).groups, levels, keep))
+    least = most * run_plan(method.run).evals_per_round * len(levels)
+    if rule.budget is not None and rule.budget < least:
+        raise GudaError(
+            f"stop rule {rule.name}: the budget is shared by {len(levels)} levels of the tree, and one round of the "
+            f"largest may cost {least // len(levels):,} evaluations; give at least budget={least}, or open fewer groups"
+        )
+
+
+def _most(groups: Groups, levels: list[tuple[int, ...]], keep: int) -> list[int]:
+    """How many groups may race at each level: all of the first, then the parts of those with the most."""
+    found = [len(levels[0])]
+    for level, following in pairwise(levels):
+        parts = Counter(_above(groups, level, following))
+        found.append(sum(sorted(parts.values(), reverse=True)[:keep]))
+    return found
+
+
+def _above(groups: Groups, level: tuple[int, ...], following: tuple[int, ...]) -> list[int]:
+    """Of every group of the level after `level`: the place in `level` of the one it is a part of, or is."""
+    place = {k: i for i, k in enumerate(level)}
+    return [next(place[k] for k in reversed((*groups.above(j), j)) if k in place) for j in following]
 
 
 def descend(
@@ -86,8 +115,7 @@ def below(
     groups: Groups, level: tuple[int, ...], following: tuple[int, ...], scores: Scores, begun: np.ndarray, keep: int
 ) -> Screened:
     """Who starts at the level after `level`: the parts of the first `keep` of those that `begun` bool [Q, G] at it."""
-    place = {k: i for i, k in enumerate(level)}
-    above = [next(place[k] for k in reversed((*groups.above(j), j)) if k in place) for j in following]
+    above = _above(groups, level, following)
     opened = begun & (scores.rank <= keep)
     told = (
         f"; down a tree of groups: the parts of each picture's first {keep} groups of the level above were raced, "

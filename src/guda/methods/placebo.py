@@ -10,6 +10,7 @@ Beside the method's own files: artifacts/<method>-<digest>/placebo/. Scores: sco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from guda.counterfactuals.bank import file_name
 from guda.counterfactuals.unlearn import OPERATORS, unlearn_group
 from guda.data.groups import Groups
 from guda.data.images import ImageData
-from guda.diffusion.models import architecture, load_data, load_model, model_files
+from guda.diffusion.models import architecture, asked_groups, load_data, load_model, model_files
 from guda.diffusion.noise import generator
 from guda.engine.tasks import Task
 from guda.errors import GudaError
@@ -39,14 +40,16 @@ def placebo_name(number: int) -> str:
     return f"placebo-{number}"
 
 
-def placebo_size(data: ImageData) -> int:
-    return int(np.median(data.groups.sizes))
+def placebo_size(data: ImageData, groups: Sequence[str] | None = None) -> int:
+    """The median of the groups that are asked about."""
+    sizes = dict(zip(data.groups.names, data.groups.sizes, strict=True))
+    return int(np.median([sizes[name] for name in groups or data.groups.leaf_names]))
 
 
-def regroup(data: ImageData, number: int, seed: int) -> ImageData:
-    """The same images in two groups: a placebo of the median group's size, and the rest."""
+def regroup(data: ImageData, number: int, seed: int, size: int) -> ImageData:
+    """The same images in two groups: a placebo of `size` images, and the rest."""
     inside = np.zeros(data.n, bool)
-    inside[generator(seed, "placebo", number).permutation(data.n)[: placebo_size(data)]] = True
+    inside[generator(seed, "placebo", number).permutation(data.n)[:size]] = True
     return replace(data, groups=Groups((placebo_name(number), REST), np.stack([inside, ~inside], axis=1)))
 
 
@@ -56,10 +59,12 @@ class Placebos(Unlearned):
     def __init__(self, of: Unlearned, n: int) -> None:
         super().__init__(of.run, of.method_id + SUFFIX, of.config)
         self.of, self.n = of, n
+        self.size = placebo_size(load_data(of.run), asked_groups(of.run))
 
     @property
     def folder(self) -> str:
-        return f"{self.of.folder}/placebo"
+        usual = self.size == placebo_size(load_data(self.run))
+        return f"{self.of.folder}/placebo" + ("" if usual else f"-{self.size}")
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -70,7 +75,7 @@ class Placebos(Unlearned):
 
     def outside(self, index: np.ndarray) -> np.ndarray:
         data = load_data(self.run)
-        members = [regroup(data, i, self.config.seed).groups.members(0) for i in range(self.n)]
+        members = [regroup(data, i, self.config.seed, self.size).groups.members(0) for i in range(self.n)]
         return np.stack([~np.isin(index, m) for m in members], axis=1)
 
     def fit(self) -> list[Task]:
@@ -78,7 +83,8 @@ class Placebos(Unlearned):
             Task(
                 name=f"fit {self.of.method_id} without {group}", stage=f"fit/{self.method_id}",
                 fn="guda.methods.placebo:fit_placebo",
-                args={"method": self.of.method_id, "config": self.config.model_dump(mode="json"), "number": number},
+                args={"method": self.of.method_id, "config": self.config.model_dump(mode="json"), "number": number,
+                      "size": self.size},
                 makes=(self.file(group),), needs=model_files(self.run, "base"), cost=float(self.fit_evals()),
             )
             for number, group in enumerate(self.groups)
@@ -88,10 +94,10 @@ class Placebos(Unlearned):
         return self.of.fit_evals()
 
 
-def fit_placebo(run: Run, method: str, config: dict[str, Any], number: int) -> None:
+def fit_placebo(run: Run, method: str, config: dict[str, Any], number: int, size: int) -> None:
     of = METHODS[method](run, method, parse_config(OPERATORS[method].Config, config, method))
     assert isinstance(of, Unlearned)
-    data = regroup(load_data(run), number, of.config.seed)
+    data = regroup(load_data(run), number, of.config.seed, size)
     made = unlearn_group(load_model(run, "base"), data, placebo_name(number), method, of.config, progress.tick)
     made.save(run.path(Placebos(of, number + 1).file(placebo_name(number))))
 
@@ -118,7 +124,7 @@ def fitted_placebos(method: Method) -> Placebos | None:
     """As many as there are, from number 0 on; None if there are none, or the method unlearns nothing."""
     if not isinstance(method, Unlearned) or isinstance(method, Placebos):
         return None
-    folder, n = f"{method.folder}/placebo", 0
+    folder, n = Placebos(method, 0).folder, 0
     while method.run.has(f"{folder}/{file_name(n, placebo_name(n))}"):
         n += 1
     return Placebos(method, n) if n else None
@@ -144,7 +150,7 @@ class Null:
 
         One line for all pictures. It is a line for one group: the first of G placebos would pass it for up to
         1 - 0.95^G of the pictures."""
-        return np.asarray(scores.score.max(axis=1) > self.quantile())
+        return np.asarray(scores.first > self.quantile())
 
     def to_json(self, scores: Scores) -> dict[str, Any]:
         return {

@@ -14,7 +14,7 @@ import numpy as np
 
 from guda.data.queries import Queries
 from guda.engine.tasks import Task
-from guda.errors import GudaError
+from guda.errors import GudaError, Mismatch
 from guda.methods.base import Method
 from guda.methods.elbo import ElboMethod, Set
 from guda.methods.logo import Logo
@@ -49,8 +49,9 @@ def last_look(
     screened: Screened | None = None,
 ) -> Scores:
     """Run (or replay) a race to its end; `work(tasks, title)` carries out a round."""
-    *_, (scores, _) = looks(method, queries, rule, work, screened)
-    return scores
+    for look in looks(method, queries, rule, work, screened):  # noqa: B007  the last is kept, not all of them
+        pass
+    return look[0]
 
 
 def looks(
@@ -93,7 +94,8 @@ def _folder(method: ElboMethod, rule: StopRule, sets: list[Set], screened: Scree
     models = [m.key for full, groups in sets for m in (full, *groups.values())]
     weighing = [] if len(sets) == 1 else [method.config.model_dump(mode="json")]
     begun = [] if screened is None else [np.packbits(screened.start).tobytes().hex()]
-    return terms_folder(method.run, digest([rule.name, *models, *weighing, *begun]))
+    places = [rule.top] if rule.confidence is None and rule.top > 1 else []  # which the rule's name tells otherwise
+    return terms_folder(method.run, digest([rule.name, *models, *weighing, *begun, *places]))
 
 
 def _models(sets: list[Set], wanted: np.ndarray) -> dict[ModelRef, np.ndarray]:
@@ -152,12 +154,16 @@ def _contributions(
         rows = min(size, queries.n - i * size)
 
         def read(
-            ref: ModelRef, shard: str = shard, rows: int = rows, here: dict[ModelRef, np.ndarray] = here
+            ref: ModelRef, i: int = i, shard: str = shard, rows: int = rows, here: dict[ModelRef, np.ndarray] = here
         ) -> tuple[np.ndarray, np.ndarray]:
             """(t, nats) [rows, S], NaN in the rows that did not want the model."""
             t, nats = np.zeros((rows, plan.n_strata), np.int64), np.full((rows, plan.n_strata), np.nan)
             if ref in here:
-                t[here[ref]], errors, _ = read_part(run, part_path(folder, shard, ref, number), ref)
+                path = part_path(folder, shard, ref, number)
+                t[here[ref]], errors, found = read_part(run, path, ref)
+                wants = [queries.ids[i * size + p] for p in here[ref]]
+                if list(found) != wants:
+                    raise Mismatch(f"{run.path(path)}: pictures", list(found), wants, "delete it and score again")
                 nats[here[ref]] = kl(plan, weights, t[here[ref]], errors)
             return t, nats
 
@@ -183,8 +189,11 @@ def _scores(
     # a settled race has said who the first are; with less confidence than ranks are told with elsewhere, it has not
     told = found.settled & ((found.rounds > 0).sum(axis=1) > rule.top)  # fewer than there are places: nothing was
     leads, settled = ranks <= rule.top, told[:, None] & ((rule.confidence or 0.0) >= LEVEL)
+    # of a group that did not race nothing is claimed, and what is claimed of the others is among those that did
+    settled = settled & (found.rounds > 0)
+    raced = (found.rounds > 0).sum(axis=1, keepdims=True)
     rank_lo = np.where(settled, np.where(leads, 1, rule.top + 1), np.nan)
-    rank_hi = np.where(settled, np.where(leads, rule.top, len(method.groups)), np.nan)
+    rank_hi = np.where(settled, np.where(leads, rule.top, raced), np.nan)
     return replace(
         Scores(
             method=method.method_id, unit=method.unit, queries=queries.ids, groups=method.groups,

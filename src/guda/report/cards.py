@@ -109,7 +109,12 @@ class MethodView:
     @cached_property
     def per_score(self) -> np.ndarray:
         """Score per 1,000 images of the group, [Q, G]."""
-        return self.scores.score * (PER / self.sizes)
+        return np.asarray(self.scores.score * (PER / self.sizes))
+
+    @cached_property
+    def per_order(self) -> np.ndarray:
+        """Groups of every picture by their score per image, best first; those that did not race come last."""
+        return np.lexsort((-self.per_score, ~self.scores.own), axis=1)
 
     @cached_property
     def per_digits(self) -> int:
@@ -124,7 +129,7 @@ class MethodView:
     def per_verdicts(self) -> list[Verdict]:
         """By intervals alone: ranks are of whole groups, and placebos have one size."""
         score, lo, hi = self._scaled(PER / self.sizes)
-        unit, order = f"{self.unit} per {PER:,} images", np.argsort(-score, axis=1, kind="stable")
+        unit, order = f"{self.unit} per {PER:,} images", self.per_order
 
         def known(array: np.ndarray | None, q: int, g: int) -> float | None:
             return None if array is None or np.isnan(array[q, g]) else float(array[q, g])
@@ -174,7 +179,7 @@ class MethodView:
 
     def mean_first(self) -> str:
         """Mean score of the first group."""
-        return signed(float(self.scores.score.max(axis=1).mean()), self.digits)
+        return signed(float(self.scores.first.mean()), self.digits)
 
     def width(self, factor: float | np.ndarray = 1.0, digits: int | None = None) -> int:
         """Characters that a printed score with its interval needs."""
@@ -220,11 +225,16 @@ class MethodView:
         n = len(self.scores.queries)
         lines = []
         for g, name in enumerate(self.scores.groups):
-            per = signed(float(self.per_score[:, g].mean()), self.per_digits) if self.nats else None
+            own = self.scores.own[:, g]  # a score that a screen lent says nothing of this group
+
+            def mean(values: np.ndarray, digits: int, own: np.ndarray = own, g: int = g) -> str:
+                return signed(float(values[own, g].mean()), digits) if own.any() else "did not race"
+
+            per = mean(self.per_score, self.per_digits) if self.nats else None
             lines.append(
                 GroupLine(
                     name, int(self.sizes[g]), float(self.sizes[g] / self.sizes.sum()),
-                    signed(float(self.scores.score[:, g].mean()), self.digits), per, first[g], first[g] / n, clear[g],
+                    mean(self.scores.score, self.digits), per, first[g], first[g] / n, clear[g],
                     exemplars[g],
                 )
             )  # fmt: skip
@@ -247,6 +257,7 @@ class MethodView:
             # races keep an order of their own: a group that left early may have a larger score by chance
             "order": None if (np.diff(np.take_along_axis(self.scores.score, self.order, 1)) <= 0).all()
             else self.order.tolist(),
+            "perOrder": None if self.scores.own.all() else self.per_order.tolist(),
             "score": table(self.scores.score, 5), "lo": table(self.lo, 3), "hi": table(self.hi, 3),
             "null": self.null, "above": None if self.above is None else self.above.tolist(),
             "odds": None if self.scores.p_first is None else

@@ -105,7 +105,9 @@ def read_scores(
     from guda.verbs import scored_methods, scores_path
 
     methods = scored_methods(run, name, variant) if only is None else [only]
-    fix = f"run: guda score {run.root} --queries {name}" + (f" --stop {variant}" if variant else "")
+    stop, _, screen = (variant or "").partition("+")
+    fix = f"run: guda score {run.root} --queries {name}" + (f" --stop {stop}" if stop else "")
+    fix += f" --screen {screen.replace('=', ':')}" if screen else ""
     if not methods:
         raise GudaError(f"no scores of {name!r} {f'by {variant} ' if variant else ''}in {run.root}; {fix}")
     found = [Scores.read(scores_path(run, name, m, variant)) for m in methods]

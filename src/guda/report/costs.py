@@ -41,19 +41,21 @@ def _brief(seconds: float | None) -> str:
 HEADER = ("fit, all groups: evals", "time", "one picture: evals", "time", "fit and all pictures: time")
 
 
-def cost_lines(run: Run, queries: str, views: list[MethodView], raced: bool = False) -> list[CostLine]:
+def cost_lines(run: Run, queries: str, views: list[MethodView], variant: str | None = None) -> list[CostLine]:
     """In the page's order. A race's own evaluations are known, its time is not booked apart."""
-    return [CostLine(v.id, _timing(run, queries, v, raced), len(v.scores.queries)) for v in views]
+    return [CostLine(v.id, _timing(run, queries, v, variant), len(v.scores.queries)) for v in views]
 
 
-def _timing(run: Run, queries: str, view: MethodView, raced: bool) -> Timing | None:
+def _timing(run: Run, queries: str, view: MethodView, variant: str | None) -> Timing | None:
     from guda.methods.base import get_method
-    from guda.verbs import evals_per_picture
+    from guda.verbs import evals_per_picture, upper_levels
 
     try:
         found = measure(run, get_method(run, view.id), queries)
-        if raced:
-            spent = {"query_evals": evals_per_picture(run, view.scores), "query_seconds": None, "query_stderr": None}
+        if variant is not None:
+            levels = [*upper_levels(run, queries, view.id, variant), view.scores]
+            evals = sum(evals_per_picture(run, scores) for scores in levels)
+            spent = {"query_evals": evals, "query_seconds": None, "query_stderr": None}
             found = found.model_copy(update=spent)
         return found
     except GudaError:  # scores that were brought along, without the models that made them

@@ -72,7 +72,7 @@ def write_csv(content: Content, path: Path) -> Path:
 
 def to_json(content: Content) -> dict[str, Any]:
     prompts, first, names = content.queries.prompts, content.oracle_first, content.data.groups.names
-    timings = costs.cost_lines(content.run, content.name, content.views, content.variant is not None)
+    timings = costs.cost_lines(content.run, content.name, content.views, content.variant)
     return {
         "schema": SCHEMA,
         "guda": __version__,

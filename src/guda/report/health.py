@@ -133,7 +133,7 @@ class NullView:
 
     def __init__(self, view: MethodView, null: Null) -> None:
         self.view, self.null = view, null
-        self.first = view.scores.score.max(axis=1)
+        self.first = view.scores.first
         self.above = null.clears(view.scores)
         self.scale = Scale.of(null.scores.score, self.first)
 

@@ -56,7 +56,8 @@
         lo: known(m.lo, q, g, factor[g]),
         hi: known(m.hi, q, g, factor[g]),
       }));
-      if (m.order && !per) rows.splice(0, rows.length, ...m.order[q].map((g) => rows[g]));
+      const order = per ? m.perOrder : m.order;
+      if (order) rows.splice(0, rows.length, ...order[q].map((g) => rows[g]));
       else rows.sort((a, b) => b.v - a.v || a.g - b.g);
       const [kind, headline, detail] = (per ? m.perVerdicts : m.verdicts)[q];
       return { rows, kind, headline, detail, top: rows[0].v, margin: rows[0].v - rows[1].v, odds: per ? null : m.odds && m.odds[q] };

@@ -105,6 +105,22 @@ def _taught(content: Content) -> list[str] | None:
     ]
 
 
+def _ways(content: Content) -> list[list[str]]:
+    """Of every picture, how the groups above stood on the way down a tree; no lines where there was no descent."""
+    from guda.verbs import upper_levels
+
+    levels = upper_levels(content.run, content.name, content.view.id, content.variant)
+    return [
+        [
+            f"above, by {content.view.id}: "
+            + "; ".join(str(g).removesuffix(f" {g.unit}") for g in level[query].top(COMPARED))
+            + f" {level.unit}"
+            for level in levels
+        ]
+        for query in content.queries.ids
+    ]
+
+
 def _side_by_side(content: Content, q: int) -> dict[str, Any]:
     """Every method's first groups of one picture, and how many begin like retraining."""
     first, names = content.oracle_first, content.data.groups.names
@@ -117,7 +133,7 @@ def _side_by_side(content: Content, q: int) -> dict[str, Any]:
 
 def _cards(content: Content, side: int, drawings: Drawings | None, says: list[str]) -> list[dict[str, Any]]:
     view, queries, ranks = content.view, content.queries, content.view.scores.rank
-    taught, first = _taught(content), content.oracle_first
+    taught, first, ways = _taught(content), content.oracle_first, _ways(content)
     drawn = None if drawings is None else drawings.methods.get(view.id)
     return [
         {
@@ -126,6 +142,7 @@ def _cards(content: Content, side: int, drawings: Drawings | None, says: list[st
             "image": data_uri(queries.images[q], side),
             "prompt": queries.prompts[q] if queries.prompts else None,
             "pretrained": None if taught is None else taught[q],
+            "way": ways[q],
             "verdict": view.verdicts[q],
             "odds": view.told_odds(q),
             # tooltips of folded groups would be a tenth of a large page; the numbers are in the rows
@@ -213,7 +230,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "trust": trust,
         "tables": tables,
         "costs": costs,
-        "cost_lines": costs.cost_lines(run, content.name, views, content.variant is not None),
+        "cost_lines": costs.cost_lines(run, content.name, views, content.variant),
         "stage_lines": costs.stage_lines(run),
         "labels": LABELS,
         "counts": view.counts(),

@@ -3,8 +3,9 @@
 The first group stands out only if its whole interval is above the floor, and no other group may be ahead of it. The
 floor is zero, or what 95 % of placebo groups score, where that is more. Who may be ahead is told by the rank intervals:
 differences between groups scored with the same draws, all comparisons held together at 95 % (scoring/ranks.py), or a
-race settled with at least that confidence. Where there are none, and among the first of a race that settled several
-together, two groups count as separated only if their intervals do not overlap, which is stricter.
+race settled with at least that confidence, among the groups that raced. Where there are none, and among the first of a
+race that settled several together, two groups count as separated only if their intervals do not overlap, which is
+stricter.
 """
 
 from __future__ import annotations
@@ -61,9 +62,11 @@ def verdict(ranked: Sequence[GroupScore], digits: int = 1, floor: float = 0.0) -
         return Verdict("tied", f"groups {names} not separated", f"{why} {value}")
     once = 0 if first.rank_hi == 1 else sum(g.lo is None for g in may)
     if once:
-        seen = "1 group was" if once == 1 else f"{once} groups were"
-        why = f"{value}; {seen} seen only once, without an interval, so its first place is not tested"
+        seen = "1 group has" if once == 1 else f"{once} groups have"
+        why = f"{value}; {seen} no interval (seen only once, or not at all), so its first place is not tested"
         return Verdict("unmeasured", f"group {first.group} is first", why)
     if first.lo <= max(floor, 0.0):
         return Verdict("none", "nothing stands out", f"the first, {first.group}, does not clear {clears}: {value}")
-    return Verdict("clear", f"group {first.group} stands out", f"{value}; clear of the next group")
+    left = sum(g.rank_lo is None for g in ranked[1:]) if first.rank_hi == 1 else 0  # those that a screen left out
+    among = f" of the {len(ranked) - left} that were raced" if left else ""
+    return Verdict("clear", f"group {first.group} stands out", f"{value}; clear of the next group{among}")

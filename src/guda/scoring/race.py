@@ -98,9 +98,11 @@ def survivors(contributions: np.ndarray, active: np.ndarray, rule: StopRule) -> 
     d = contributions[:, now]  # every active group has all rounds
     score = d.mean(axis=0).sum(axis=-1)
     order = now[np.argsort(-score, kind="stable")]
+    keep = np.zeros(groups, bool)
+    if started <= rule.top and rounds >= 2:
+        return keep  # there is nothing to settle
     if rule.confidence is None:
         return _halve(order, groups, rule.top)
-    keep = np.zeros(groups, bool)
     if rounds < 2:
         return active.copy()
     # leader set L = current first `top`; everything clearly below all of L leaves, and when all have left, stop

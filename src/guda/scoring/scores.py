@@ -88,6 +88,17 @@ class Scores:
         order = np.argsort(-self.score, axis=1, kind="stable")
         return np.argsort(order, axis=1, kind="stable") + 1
 
+    @property
+    def first(self) -> np.ndarray:
+        """[Q]: the score of each picture's first group, which need not be the largest where not all raced."""
+        return np.asarray(np.take_along_axis(self.score, self.rank.argmin(axis=1)[:, None], axis=1)[:, 0])
+
+    @property
+    def own(self) -> np.ndarray:
+        """bool [Q, G]: scores of the group itself; not those that a screen lent to groups that did not race."""
+        evals = np.broadcast_to(self.n_evals, self.score.shape)
+        return np.asarray((evals > 0) | (evals.max() == 0))  # methods that need no evaluations lend nothing
+
     @cached_property
     def _place(self) -> dict[str, int]:
         return {query: q for q, query in enumerate(self.queries)}

@@ -173,9 +173,12 @@ def score_tasks(run: Run, queries: Queries, models: Sequence[ModelRef], stage: s
     for number, shard in enumerate(shard_names(queries, config.shard)):
         size = min(config.shard, queries.n - number * config.shard)
         wanted = {m: [part_path(folder, shard, m, r) for r in range(config.rounds)] for m in models}
-        missing = portions(m for m, parts in wanted.items() if not all(map(run.has, parts)))
-        for piece, these in enumerate(missing):
-            which = f"{number}" if len(missing) == 1 else f"{number}.{piece}"
+        pieces = portions(models)
+        for piece, several in enumerate(pieces):
+            these = [m for m in several if not all(map(run.has, wanted[m]))]
+            if not these:
+                continue
+            which = f"{number}" if len(pieces) == 1 else f"{number}.{piece}"
             tasks.append(
                 Task(
                     name=f"score {queries.name}/{which} by {len(these)} models for {stage}",

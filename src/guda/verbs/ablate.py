@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from guda.diffusion.models import load_data
+from guda.diffusion.models import asked_groups, load_data
 from guda.diffusion.queries import set_name
 from guda.errors import GudaError, NotFinite
 from guda.evaluation.sweep import SweepFile, SweepRow, markdown
@@ -91,8 +91,14 @@ class Cell:
 
 def epochs_to_steps(run: Run, epochs: float, batch_forget: int) -> int:
     """The nearest whole number of steps, at least one."""
-    sizes = load_data(run).groups.sizes
-    return max(1, round(epochs * sum(sizes) / len(sizes) / batch_forget))
+    return max(1, round(epochs * _mean_size(run) / batch_forget))
+
+
+def _mean_size(run: Run) -> float:
+    """Images of a group that is asked about."""
+    groups = load_data(run).groups
+    sizes = [groups.sizes[groups.index(name)] for name in asked_groups(run)]
+    return sum(sizes) / len(sizes)
 
 
 def ablate(run: Run, ablation: Ablation, engine: Engine, queries: str | None = None) -> SweepFile:
@@ -201,6 +207,5 @@ def _changes(trials: Trials, axis: Axis, middle: Method, where: str) -> list[tup
 def _own_label(trials: Trials, axis: str, own: Method) -> str:
     if not _by_epochs(axis, own):
         return _text(own.config.model_dump(mode="json")[axis])
-    sizes = load_data(trials.run).groups.sizes
-    epochs = own.config.steps * own.config.batch_forget / (sum(sizes) / len(sizes))
+    epochs = own.config.steps * own.config.batch_forget / _mean_size(trials.run)
     return f"{epochs:.3g} ({own.config.steps} steps)"

@@ -61,6 +61,8 @@ def _expected(run: Run) -> dict[str, str]:
         if isinstance(method, ElboMethod):
             refs = [(r.counterfactual, g) for _, groups in method.sets() for g, r in groups.items()]
             names |= {file: group for file, group in refs if file is not None} | pair_files(method)
+        if isinstance(method, Unlearned):  # of a tree, the groups above
+            names |= {method.file(group): group for group in method.nodes()}
         if null := fitted_placebos(method):
             names |= {null.file(group): group for group in null.groups}
     return names

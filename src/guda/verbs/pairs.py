@@ -13,7 +13,7 @@ from guda.evaluation.additivity import Additivity, PairsFile, additivity, pair_r
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod, Reader
 from guda.methods.logo import Logo
-from guda.methods.pairs import Pair, PairLogo, in_order, pair_name, pairs_of, takes_pairs
+from guda.methods.pairs import Pair, PairLogo, in_order, joined_groups, pair_name, pairs_of, takes_pairs
 from guda.runs.run import Run
 from guda.runs.store import write_json, write_text
 from guda.scoring.pilot import run_plan
@@ -41,6 +41,7 @@ def checked_pairs(run: Run, asked: Sequence[Sequence[str]]) -> list[Pair]:
     groups, scored = load_data(run).groups, asked_groups(run)
     found = [in_order(groups, pair) for pair in asked]
     for pair in found:
+        joined_groups(groups, pair).check_rest()
         if missing := [g for g in pair if g not in scored]:
             raise GudaError(
                 f"pair {','.join(pair)}: {missing[0]!r} is not among the recipe's scoring.groups; add it there"

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data, load_model
+from guda.diffusion.models import asked_groups, load_data, load_model
 from guda.engine.tasks import Task, pending
 from guda.errors import GudaError
 from guda.methods.base import Method, get_method, known_methods
@@ -19,7 +19,7 @@ from guda.methods.elbo import ElboMethod
 from guda.methods.logo import Logo
 from guda.methods.pilot import pilot_tasks
 from guda.methods.placebo import SUFFIX, Null, fitted_placebos, placebo_size
-from guda.methods.raced import check_race, looks
+from guda.methods.raced import check_race, last_look, looks
 from guda.runs.run import Run
 from guda.scoring.bands import Bands, by_band, default_edges
 from guda.scoring.probe import OutOfMemory, halve_block, probe
@@ -54,30 +54,38 @@ def score(
     screener: list[Method] = []
     if asked is not None:
         asked.check(rule)
-        if asked.method == TREE:
-            for found in racing:
-                check_descent(found)
-        else:
+        if asked.method != TREE:
             screener = [_screener(run, asked)]
 
     def raced() -> dict[str, Scores]:
         if asked is not None and asked.method == TREE:
+            for found in racing:
+                check_descent(found, rule, asked.keep)  # all of them before the first is raced; needs the pilot
             return {m.method_id: _descend(run, queries, m, rule, asked, engine) for m in racing}
         first = None
         if asked is not None:
             first = Screened.by(asked, _score(run, queries, screener, engine, None)[asked.method])
         name = variant(run, rule.name, None, screen=screen)
-        return {m.method_id: list(_looks(run, queries, m, rule, engine, first, name))[-1][0] for m in racing}
+        return {m.method_id: _race(run, queries, m, rule, engine, first, name) for m in racing}
 
     return prepared(run, [*screener, *chosen], engine, raced)
+
+
+def _race(
+    run: Run, queries: Queries, found: ElboMethod, rule: StopRule, engine: Engine, screened: Screened | None,
+    name: str | None,
+) -> Scores:  # fmt: skip
+    scores = last_look(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
+    scores.write(scores_path(run, queries.name, found.method_id, name))
+    return scores
 
 
 def _descend(run: Run, queries: Queries, found: ElboMethod, rule: StopRule, screen: Screen, engine: Engine) -> Scores:
     """The last level where all scores of this kind are, the levels above it in folders of their own beside it."""
     name = variant(run, rule.name, None, screen=screen.name)
-    for path in _level_paths(run, queries.name, found.method_id, name):
-        path.unlink(missing_ok=True)  # of other groups that were asked about, perhaps fewer levels up
     *above, last = descend(found, queries, rule, screen.keep, lambda tasks, title: engine(run, tasks, title))
+    for path in reversed(_level_paths(run, queries.name, found.method_id, name)):
+        path.unlink()  # of other groups that were asked about: perhaps there were more levels above those
     for depth, scores in enumerate(above, start=1):
         scores.write(scores_path(run, queries.name, found.method_id, f"{name}/level-{depth}"))
     last.write(scores_path(run, queries.name, found.method_id, name))
@@ -138,16 +146,6 @@ def _score(run: Run, queries: Queries, chosen: list[Method], engine: Engine, ban
     return {m.method_id: publish(run, queries, m, bands)[m.method_id] for m in chosen}
 
 
-def _looks(
-    run: Run, queries: Queries, found: ElboMethod, rule: StopRule, engine: Engine, screened: Screened | None,
-    name: str | None,
-) -> Iterator[tuple[Scores, RaceResult]]:  # fmt: skip
-    """What a race knows after each round; the last is written under the variant `name`."""
-    for scores, result in looks(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened):
-        yield scores, result
-    scores.write(scores_path(run, queries.name, found.method_id, name))
-
-
 def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterator[tuple[Scores, RaceResult]]:
     """Race one method as `score` does, and tell what is known after each round; the last is written."""
     queries, rule = load_queries(run, name), StopRule.parse(stop)
@@ -156,7 +154,13 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
     found = get_method(run, method)
     check_race(found)
     assert isinstance(found, ElboMethod)
-    yield from _prepared(run, [found], engine, lambda: _looks(run, queries, found, rule, engine, None, rule.name))
+
+    def raced() -> Iterator[tuple[Scores, RaceResult]]:
+        for look in looks(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
+            yield look
+        look[0].write(scores_path(run, name, method, rule.name))
+
+    yield from _prepared(run, [found], engine, raced)
 
 
 def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = None) -> dict[str, Scores]:
@@ -187,7 +191,7 @@ def placebo_null(run: Run, queries: str, method: str, variant: str | None = None
     scores = Scores.read(path)
     if scores.queries != load_queries(run, queries).ids:
         raise GudaError(f"{path} is of other pictures; run: guda score {run.root} --queries {queries}")
-    return Null(scores, placebo_size(load_data(run)))
+    return Null(scores, placebo_size(load_data(run), asked_groups(run)))
 
 
 def variant(

@@ -53,7 +53,7 @@ class Snapshot:
         """Whether a race answered its question; None where no question was put."""
         if self.rule is None or not self.rule.startswith("top"):
             return None
-        return self.scores.rank_hi is not None and bool(np.isfinite(self.scores.rank_hi[0]).all())
+        return self.scores.rank_hi is not None and bool(np.isfinite(self.scores.rank_hi[0]).any())
 
 
 def address(queries: str, method: str, rule: str | None, picture: str | None = None) -> str:

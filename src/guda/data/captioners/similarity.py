@@ -71,7 +71,7 @@ def _shared_contents(data: ImageData, rows: np.ndarray) -> list[str] | None:
         return None
     contents = [data.contents[i] for i in rows]
     pairs = set(zip(contents, data.groups.labels[rows].tolist(), strict=True))
-    return contents if len(pairs) == len(set(contents)) * len(data.groups) else None
+    return contents if len(pairs) == len(set(contents)) * len(data.groups.leaves) else None
 
 
 def read_words(path: str | Path) -> tuple[str, ...]:
