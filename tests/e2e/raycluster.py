@@ -24,6 +24,7 @@ from guda.runs.run import Run  # noqa: E402
 from guda.runs.writers import TEMPORARY  # noqa: E402
 
 Moment = Callable[[dict[str, int]], bool]  # of what is published
+Event = Callable[[], bool | None]  # False: it did not happen
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 1024**2}
 WATCHFUL = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}  # a lost node is missed in seconds
 
@@ -72,9 +73,12 @@ def busy_workers() -> list[int]:
     return found
 
 
-def kill_a_worker() -> None:
-    """kill -9 in the middle of a task."""
-    os.kill(busy_workers()[0], signal.SIGKILL)
+def kill_a_worker() -> bool:
+    """kill -9 in the middle of a task; False if it was over already: then the next task is as good."""
+    found = busy_workers()
+    if found:
+        os.kill(found[0], signal.SIGKILL)
+    return bool(found)
 
 
 def published(root: Path) -> dict[str, int]:
@@ -104,21 +108,23 @@ class Eventful(RayWorkers):
     thread that calls `amid`: Ray adds nodes in the main one only.
     """
 
-    def __init__(self, options: RayOptions, root: Path, *events: tuple[Moment, Callable[[], None]]) -> None:
+    def __init__(self, options: RayOptions, root: Path, *events: tuple[Moment, Event]) -> None:
         super().__init__(options)
         self.root, self.events = root, list(events)
         self.seen: list[dict[str, int]] = []  # what was published just before each event
-        self.due: Queue[Callable[[], None]] = Queue()
+        self.due: Queue[Event] = Queue()
 
     def submit(self, root: str, task: Task) -> Future[float]:
         future = super().submit(root, task)
         if self.events and self.events[0][0](found := published(self.root)):
+            deadline = time.monotonic() + 300
             while not busy_workers():
+                assert time.monotonic() < deadline, f"{task.name} does not begin"
                 if future.done():
                     return future  # too short to be caught in the act: at the next task, then
                 time.sleep(0.001)
             self.seen.append(found)
-            self.due.put(self.events.pop(0)[1])
+            self.due.put(self.events[0][1])
             self.due.join()
         return future
 
@@ -132,7 +138,13 @@ class Eventful(RayWorkers):
                 except Empty:
                     continue
                 try:
-                    event()
+                    if event() is False:
+                        self.seen.pop()
+                    else:
+                        self.events.pop(0)
+                except BaseException:
+                    self.events.clear()  # the work goes on to its end, and then this is told
+                    raise
                 finally:
                     self.due.task_done()
             future.result()

@@ -165,6 +165,34 @@ def test_a_race_on_ray_is_the_race_here(tmp_path: Path, pool: RayWorkers) -> Non
     assert found == tinyrun.exact(one.root)
 
 
+def test_a_run_in_a_bucket_whose_nodes_have_copies_of_their_own(
+    tmp_path: Path, pool: RayWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from guda.runs.remote import Mirror
+
+    url = f"file://{tmp_path}/bucket/run"
+    workers = Mirror(url).local  # under the cache that the nodes inherited
+    monkeypatch.setenv("GUDA_CACHE", str(tmp_path / "driver"))
+    monkeypatch.setattr("guda.runs.remote._MIRRORS", {})
+    try:
+        run = verbs.init(url, tinyrun.tiny(tinyrun.digits_folder()))
+        engine = engine_of(pool, [])
+        verbs.fit(run, ["retrack"], engine)
+        verbs.sample(run, engine)
+        verbs.change_scoring(run, rounds=3)  # after the workers have seen the run
+        verbs.score(run, SET, ["retrack"], engine)
+        assert run.root != workers
+        assert workers.is_dir()
+        found, whole = tinyrun.exact(run.root), tinyrun.exact(tinyrun.finished_root())
+        same = {k for k in found if k.startswith(("models/", "artifacts/", "queries/"))}
+        assert same
+        assert {k: found[k] for k in same} == {k: whole[k] for k in same}
+        assert len({k.rsplit("/", 1)[-1] for k in found if k.startswith("terms/")}) >= 3
+    finally:
+        for folder in (workers, workers.with_name(f"{workers.name}.seen")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.mark.slow
 def test_the_command_line_on_a_cluster_that_is_there(tmp_path: Path, nodes: TwoNodes) -> None:
     run = tinyrun.copy_run(tmp_path / "run")

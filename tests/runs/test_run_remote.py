@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,132 @@ def test_verbs_work_on_a_run_in_a_store_and_another_machine_finds_all_done(
     assert sorted(p.name for p in (tmp_path / "bucket" / "run").rglob(".tmp-*")) == []
 
 
-def test_an_unknown_protocol_is_refused() -> None:
+def two_machines(url: str, tmp_path: Path, **made: str) -> tuple[Mirror, Mirror]:
+    """Both hold the same files."""
+    for name, text in made.items():
+        path = tmp_path / "one" / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    one, two = (machine(url, tmp_path / name) for name in ("one", "two"))
+    one.push()
+    two.pull()
+    return one, two
+
+
+def test_a_worker_that_was_long_at_it_does_not_bring_back_an_old_table(url: str, tmp_path: Path) -> None:
+    """Whatever the clocks say: the worker's copy is newest by its own, and it did not change the table."""
+    driver, worker = two_machines(url, tmp_path, scores__retrack_parquet="old")
+    table = "scores/retrack.parquet"
+    (driver.local / table).write_text("new")
+    os.utime(driver.local / table, (1, 1))
+    assert driver.push() == 1
+    os.utime(worker.local / table)
+    (worker.local / "terms").mkdir()
+    (worker.local / "terms" / "x.parquet").write_text("a task's")
+    assert worker.push() == 1  # the task's alone
+    assert driver.pull() == 1
+    assert worker.pull() == 1
+    assert (driver.local / table).read_text() == (worker.local / table).read_text() == "new"
+    assert worker.push() == driver.push() == 0
+
+
+def test_a_recipe_changed_elsewhere_does_not_stop_a_worker(url: str, tmp_path: Path) -> None:
+    driver, worker = two_machines(url, tmp_path, recipe_yaml="rounds: 2")
+    (driver.local / "recipe.yaml").write_text("rounds: 4")
+    driver.push()
+    (worker.local / "terms").mkdir()
+    (worker.local / "terms" / "x.parquet").write_text("x")
+    assert worker.push() == 1
+    (worker.local / "terms" / "y.parquet").write_text("y")
+    (worker.local / "recipe.yaml").write_text("rounds: 8")
+    os.utime(worker.local / "recipe.yaml", (1, 1))  # first in the order
+    with pytest.raises(Mismatch, match="another driver"):
+        worker.push()
+    assert driver.pull() == 2  # what tasks made is there all the same
+
+
+def test_a_table_that_is_removed_stays_away(url: str, tmp_path: Path) -> None:
+    one, two = two_machines(url, tmp_path, scores__null_parquet="wrong", scores__good_parquet="right")
+    one.remove("scores/null.parquet")
+    one.remove("scores/null.parquet")
+    assert one.pull() == one.push() == 0
+    two.pull()
+    for found in (one, two):
+        assert sorted(files(found.local)) == ["scores/good.parquet"]
+    (two.local / "scores" / "good.parquet").unlink()  # by hand, in the copy alone
+    assert two.pull() == 1
+
+
+def test_a_copy_of_a_run_that_is_gone_or_another_is_refused(url: str, tmp_path: Path) -> None:
+    one, two = two_machines(url, tmp_path, run_json='{"locked": {"steps": 10}, "versions": 1}')
+    (one.local / "run.json").write_text('{"locked": {"steps": 10}, "versions": 2, "noted": "later"}')
+    assert one.push() == 1
+    assert two.pull() == 1
+    one.fs.rm(one.root, recursive=True)
+    with pytest.raises(GudaError, match=r"holds no run any more, .*; delete the copy"):
+        two.pull()
+    shutil.rmtree(one.local)
+    shutil.rmtree(one._base(""))
+    one.local.mkdir()
+    (one.local / "run.json").write_text('{"locked": {"steps": 20}, "versions": 2}')
+    one.push()
+    with pytest.raises(Mismatch, match="is another run than the copy of it here: locked"):
+        two.pull()
+
+
+def test_a_driver_that_will_not_is_one_line(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    (bucket / "run").mkdir(parents=True)
+    found = machine(f"file://{bucket}/run", tmp_path / "one")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "x.json").write_text("x")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("403\nForbidden")
+
+    found.fs = type("Fs", (), {"invalidate_cache": lambda self: None, "find": lambda self, *a, **k: {},
+                               "makedirs": refuse, "put_file": refuse})()  # fmt: skip
+    with pytest.raises(GudaError, match=r"^file://.*/run cannot be written: 403 Forbidden$"):
+        found.push()
+
+
+def test_tasks_find_what_the_driver_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers elsewhere have copies of their own: before a task begins, the bucket knows of a changed recipe."""
+    from guda.engine.pool import run_in
+    from guda.engine.tasks import Task
+
+    monkeypatch.setenv("GUDA_CACHE", str(tmp_path / "driver"))
+    monkeypatch.setattr("guda.runs.remote._MIRRORS", {})
+    url = f"file://{tmp_path}/bucket/run"
+    run = verbs.init(url, tiny(digits_folder()))
+    verbs.change_scoring(run, rounds=5)
+    seen = []
+
+    class Elsewhere:
+        n = 1
+
+        def submit(self, address: str, task: Task) -> Future[float]:
+            copy = Mirror(address, tmp_path / "worker")
+            copy.pull()
+            seen.append(Run.open(copy.local).recipe.scoring.rounds)
+            (copy.local / "out").mkdir()
+            (copy.local / "out" / "x").write_text("x")
+            copy.push()
+            future: Future[float] = Future()
+            future.set_result(0.0)
+            return future
+
+        def collect(self, run: Run, task: Task, future: Future[float]) -> None:
+            run.refresh()
+
+        def close(self) -> None: ...
+
+    assert run_in(Elsewhere(), run, [Task("x", "test", "none:none", {}, ("out/x",))]) == 1
+    assert seen == [5]
+    assert run.has("out/x")
+
+
+@pytest.mark.parametrize("url", ["nonsense://bucket/run", "github://x/y"])
+def test_an_unknown_protocol_is_refused(url: str) -> None:
     with pytest.raises(GudaError, match="cannot be opened"):
-        Mirror("nonsense://bucket/run")
+        Mirror(url)

@@ -23,8 +23,7 @@ def run_here(run: Run, tasks: list[Task], title: str = "") -> int:
         torch.set_num_threads(1)
         left = pending(run, tasks)
         for task in left:
-            if not task.ready(run):
-                missing = next(path for path in task.needs if not run.has(path))
+            if missing := next((path for path in task.needs if not run.has(path)), None):
                 raise GudaError(f"{task.name} needs {missing}, which is not there; run the earlier steps first")
             execute(run.address, task)
         return len(left)

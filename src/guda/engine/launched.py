@@ -57,7 +57,7 @@ def _next(run: Run, left: list[Task]) -> tuple[Task, str | None]:
     for task in left:
         if task.ready(run):
             return task, None
-    return left[0], next(p for p in left[0].needs if not run.has(p))
+    return left[0], next((p for p in left[0].needs if not run.has(p)), None)
 
 
 def _run(crew: team.Team, root: str, task: Task) -> None:

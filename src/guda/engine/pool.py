@@ -45,6 +45,7 @@ def run_in(pool: Pool, run: Run, tasks: list[Task], watch: Watcher | None = None
     if not left:
         return 0
     run.sweep()
+    run.publish()  # of a run in a bucket: what was asked for here is known there before a task begins
     counter = _Counter(left, watch)
     there: set[str] = set()  # files known to exist: a shared disk is slow to ask, and slow to show what is new
     running: dict[Future[float], Task] = {}
@@ -59,7 +60,9 @@ def run_in(pool: Pool, run: Run, tasks: list[Task], watch: Watcher | None = None
                 else:
                     running[pool.submit(run.address, task)] = task
             if not running and not chosen:
-                missing = next(p for p in left[0].needs if not run.has(p))
+                missing = next((p for p in left[0].needs if not run.has(p)), None)
+                if missing is None:
+                    continue  # another driver has made it since
                 raise GudaError(f"{left[0].name} needs {missing}, which nothing makes; run the earlier steps first")
             finished, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED) if running else ((), ())
             for future in finished:

@@ -31,7 +31,7 @@ from guda.engine.pool import Watcher, run_in
 from guda.engine.tasks import Task, execute
 from guda.engine.together import execute_together
 from guda.errors import GudaError
-from guda.runs.run import Run, library_versions, remote
+from guda.runs.run import Run, here, library_versions, remote
 
 RETRIES = 10  # of a task whose worker or node died; a task that needs more memory than there is dies every time
 REFRESH = 5.0  # seconds between looks at how large the cluster is
@@ -43,6 +43,7 @@ ENVIRONMENT = {  # of a cluster that is started here; what the user set stays
     "RAY_worker_niceness": "0",  # Ray's own 15 starves tasks on a machine that does anything else
     "RAY_raylet_start_wait_time_s": "300",  # a busy machine takes long to start it
     "RAY_worker_register_timeout_seconds": "300",
+    "RAY_task_oom_retries": "10",  # of a task that Ray's memory monitor ends; Ray's own default never gives up
 }
 
 
@@ -59,10 +60,6 @@ class RayOptions:
     def __post_init__(self) -> None:
         if self.gpus is not None and self.gpus > 1 and self.gpus != int(self.gpus):
             raise GudaError(f"--num-gpus-per-task {self.gpus:g} is neither a share of one GPU nor a whole number")
-        if (self.address or "").startswith("ray://"):
-            raise GudaError(
-                f"{self.address} is a Ray client's address; start guda on a node of the cluster and give HOST:PORT"
-            )
 
 
 def import_ray() -> Any:
@@ -91,7 +88,6 @@ class RayWorkers:
         ray = import_ray()
         if not ray.is_initialized():
             _init(ray, self.options)
-        self._ray = ray
         gpus = self.options.gpus
         if gpus is None:
             gpus = 1.0 if ray.cluster_resources().get("GPU", 0) and os.environ.get("GUDA_DEVICE") != "cpu" else 0.0
@@ -100,7 +96,7 @@ class RayWorkers:
         asked |= {} if memory is None else {"memory": int(memory * 1e9)}
         self._wanted = {"CPU": self.options.cpus, "GPU": gpus, "memory": (memory or 0.0) * 1e9}
         deadline = time.monotonic() + JOINING
-        while self._fitting() == 0:
+        while self._fitting(ray) == 0:
             if time.monotonic() > deadline:
                 raise GudaError(
                     f"no node of the Ray cluster has {_words(self._wanted)} for a task; "
@@ -117,6 +113,7 @@ class RayWorkers:
             "cwd": os.getcwd(),
             "environ": {k: os.environ[k] for k in FORWARDED if k in os.environ},
         }
+        self._ray = ray
 
     @property
     def n(self) -> int:
@@ -124,13 +121,13 @@ class RayWorkers:
         self.connect()
         now = time.monotonic()
         if now - self._asked > REFRESH:
-            self._slots, self._asked = self._fitting(), now
+            self._slots, self._asked = self._fitting(self._ray), now
         most = self._slots + max(1, self._slots // 4)
         return max(1, most if self.options.workers is None else min(most, self.options.workers))
 
-    def _fitting(self) -> int:
+    def _fitting(self, ray: Any) -> int:
         """Tasks that fit on the nodes there are."""
-        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         wanted = {k: v for k, v in self._wanted.items() if v > 0}
         return sum(int(min(have.get(k, 0.0) / v + 1e-9 for k, v in wanted.items())) for have in alive)
 
@@ -181,6 +178,8 @@ def run_on_ray(run: Run, tasks: list[Task], options: RayOptions | RayWorkers, wa
 def _init(ray: Any, options: RayOptions) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = options.address or os.environ.get("RAY_ADDRESS") or "local"
+    if address.startswith("ray://"):
+        raise GudaError(f"{address} is a Ray client's address; start guda on a node of the cluster and give HOST:PORT")
     if address == "local":
         cpus = max(default_workers(), math.ceil(options.cpus)) if options.workers is None else math.ceil(
             options.workers * options.cpus
@@ -216,6 +215,7 @@ def run_here(root: str, task: Task, told: dict[str, Any]) -> float:
         )
     if Path(told["cwd"]).is_dir():
         os.chdir(told["cwd"])  # relative paths mean what they mean to the driver
+    here(root, patience=0.0)  # what the driver has changed since this worker's last task
     if not Run.exists(root):
         raise GudaError(f"{root} is not on node {socket.gethostname()}; every node must mount the same run folder")
     run = Run.open(root)
@@ -263,5 +263,6 @@ def _unseen(run: Run, files: tuple[str, ...]) -> str | None:
                 return file
             folder = run.path(file).parent
             os.listdir(folder if folder.is_dir() else run.root)  # reading a folder makes NFS look again
-            time.sleep(0.1)
+            time.sleep(1.0 if remote(run.address) else 0.1)
+            run.refresh()
     return None

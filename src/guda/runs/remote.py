@@ -1,27 +1,36 @@
 """A run in a bucket: `s3://bucket/run`, `gs://...`, or any address that fsspec knows.
 
-Work is done in a local copy of it, because networks and tables are memory-mapped files. `pull` fetches what is missing
-here, `push` publishes what is missing there; both may be stopped at any time and repeated. Nothing is locked: files
-that tasks make are named after what makes them and come out the same bytes, so two drivers that work on one run
-publish the same thing twice at worst. The exceptions are recipe.yaml and run.json, which people change: a push over
-another driver's change is refused.
+Work is done in a local copy of it, because networks and tables are memory-mapped files. `pull` fetches what changed
+there, `push` publishes what changed here; both may be stopped at any time and repeated. Nothing is locked:
+
+    FIXED    what tasks make is named after what makes it and comes out the same bytes: published once, never compared
+    others   tables, reports, the recipe: of each it is remembered what both sides held when they were last the same, so
+             it is known who changed it, without asking a clock. Changed there: fetched. Changed here: published.
+             Changed on both sides: the last one to publish is right, but over another's recipe.yaml or run.json nobody
+             publishes
 
 Files appear whole. An object store publishes an object only when all of it is there; elsewhere it is written under a
 temporary name and renamed. They appear in the order in which they were published here, so that what says "done" comes
-last. Heartbeats and half-done trainings stay on the machine they belong to, and what is deleted here is not there.
+last. Heartbeats and half-done trainings stay on the machine they belong to. What is deleted here is not there, unless
+`remove` did it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from guda.errors import GudaError, Mismatch
-from guda.runs.store import atomic_path, digest, write_bytes
+from guda.runs.store import atomic_path, digest, digest_file, write_bytes
 from guda.runs.writers import TEMPORARY, temporary
 
+T = TypeVar("T")
 VARIABLE = "GUDA_CACHE"  # where local copies are kept; default: ~/.cache/guda
 WHOLE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")  # an object is there whole or not at all
 LOCAL = ("progress", "checkpoints")  # of this machine
@@ -70,66 +79,126 @@ class Mirror:
             raise GudaError(f"{url} needs fsspec; install it with: pip install fsspec") from None
         try:
             self.fs, root = url_to_fs(url)
-        except (ImportError, ValueError) as e:  # no driver for it, or no such protocol
+        except Exception as e:  # no driver for it, no such protocol, not what the driver calls an address
             raise GudaError(f"{url} cannot be opened: {e}") from None
         self.url, self.root = url, str(root).rstrip("/")
         protocol = self.fs.protocol
         self.whole = bool({protocol} & set(WHOLE) if isinstance(protocol, str) else set(protocol) & set(WHOLE))
         kept = Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "guda") / "runs"
         self.local = local or kept / f"{self.root.rsplit('/', 1)[-1]}-{digest(url)}"
+        self._looked = float("-inf")
 
-    def pull(self) -> int:
-        """Fetch what is missing or older here; returns how many files that were."""
-        found, seen, fetched = self._remote(), dict[str, bytes](), 0
+    def pull(self, patience: float = 0.0) -> int:
+        """Fetch what is missing here or was changed there; returns how many files that were. `patience`: a look that is
+        not older than so many seconds is new enough."""
+        if time.monotonic() - self._looked < patience:
+            return 0
+        found, fetched = self._remote(), 0
+        self._same_run(found)
         for name in sorted(found, key=lambda n: (_stamp(found[n]), n in LOCKS, n)):
+            fetched += self._pull_one(name, found[name])
+        for name in self._seen_names():
             here = self.local / name
-            if name in LOCKS:
-                seen[name] = self._read(name)
-                if not here.is_file():
-                    write_bytes(here, seen[name])
-                    fetched += 1
-                continue
-            if here.is_file() and (_fixed(name) or _stamp(found[name]) <= here.stat().st_mtime):
-                continue
-            with atomic_path(here) as tmp:  # models are too large to pass through memory
-                self.fs.get_file(f"{self.root}/{name}", str(tmp))
-            fetched += 1
-        for name, there in seen.items():
-            base = self._base(name)
-            if base.is_file() and base.read_bytes() == (self.local / name).read_bytes() != there:
-                write_bytes(self.local / name, there)  # changed there, unchanged here
-                fetched += 1
-            if (self.local / name).read_bytes() == there:
-                write_bytes(base, there)
+            if name not in found and name not in LOCKS and here.is_file() and self._seen(name)[0] == digest_file(here):
+                here.unlink()  # removed there, and unchanged here
+                self._base(name).unlink(missing_ok=True)
+        self._looked = time.monotonic()
         return fetched
 
-    def _base(self, name: str) -> Path:
-        """A lock as it was when both sides were last the same."""
-        return self.local.with_name(f"{self.local.name}.seen") / name
+    def _pull_one(self, name: str, info: dict[str, Any]) -> bool:
+        here = self.local / name
+        if _fixed(name):
+            if here.is_file():
+                return False
+            self._fetch(name, here)
+            return True
+        base, token = self._seen(name)
+        if here.is_file() and token == _token(info):
+            return False  # nobody changed it there
+        if here.is_file() and base != (mine := digest_file(here)):
+            if digest_bytes(self._read(name)) == mine:
+                self._same(name, mine, _token(info))
+            return False  # ours is newer, or both are: push decides
+        self._fetch(name, here)
+        self._same(name, digest_file(here), _token(info))
+        return True
+
+    def _same_run(self, found: dict[str, dict[str, Any]]) -> None:
+        """Refuse a copy of a run that is not there any more, or is another one under the same address."""
+        name = "run.json"
+        here = self.local / name
+        base, token = self._seen(name)
+        if base is None or not here.is_file():
+            return
+        fix = f"delete the copy, {self.local}, if it is of no use"
+        if name not in found:
+            raise GudaError(f"{self.url} holds no run any more, but there is a copy of it here; {fix}")
+        if token != _token(found[name]):
+            ours, theirs = json.loads(here.read_bytes()), json.loads(self._read(name))
+            for key in sorted(set(ours) & set(theirs) - {"versions"}):
+                if ours[key] != theirs[key]:
+                    raise Mismatch(f"{self.url} is another run than the copy of it here: {key}", digest(theirs[key]),
+                                   digest(ours[key]), fix)  # fmt: skip
 
     def push(self) -> int:
-        """Publish what is missing or older there; returns how many files that were."""
-        found = self._remote()
-        pushed = 0
+        """Publish what is missing there or was changed here; returns how many files that were."""
+        found, pushed = self._remote(), 0
+        refused: Mismatch | None = None
         for path in sorted(self._files(), key=lambda p: (p.stat().st_mtime_ns, str(p))):
             name = path.relative_to(self.local).as_posix()
-            if name in found and _fixed(name):
-                continue
-            if name in found:
-                here, there = path.read_bytes(), self._read(name)
-                if there == here:
+            if _fixed(name):
+                if name in found:
                     continue
-                base = self._base(name)
-                if name in LOCKS and not (base.is_file() and base.read_bytes() == there):
-                    raise Mismatch(
-                        f"{self.url}/{name} was changed by another driver meanwhile", digest(there.decode()),
-                        digest(here.decode()), f"compare it with {path}, delete that, and run the command again",
-                    )  # fmt: skip
-            self._write(name, path)
-            if name in LOCKS:
-                write_bytes(self._base(name), path.read_bytes())
+                self._write(name, path)
+            else:
+                base, token = self._seen(name)
+                mine = digest_file(path)
+                if mine == base and name in found:
+                    continue  # unchanged here, whatever it is there
+                if name in found and token != _token(found[name]):
+                    theirs = digest_bytes(self._read(name))
+                    if theirs == mine:
+                        self._same(name, mine, _token(found[name]))
+                        continue
+                    if name in LOCKS and theirs != base:
+                        refused = Mismatch(
+                            f"{self.url}/{name} was changed by another driver meanwhile", theirs[:16], mine[:16],
+                            f"compare it with {path}, delete that, and run the command again",
+                        )  # fmt: skip
+                        continue  # what tasks made is published all the same
+                self._write(name, path)
+                self._same(name, mine, _token(self._ask("looked at", self.fs.info, f"{self.root}/{name}")))
             pushed += 1
+        if refused is not None:
+            raise refused
         return pushed
+
+    def remove(self, name: str) -> None:
+        """Here and there: it is wrong, and must not come back."""
+        (self.local / name).unlink(missing_ok=True)
+        self._base(name).unlink(missing_ok=True)
+        if self._ask("looked at", self.fs.exists, f"{self.root}/{name}"):
+            self._ask("changed", self.fs.rm_file, f"{self.root}/{name}")
+
+    # what both sides held when they were last the same: the digest, and what the store said of it
+
+    def _base(self, name: str) -> Path:
+        return self.local.with_name(f"{self.local.name}.seen") / name
+
+    def _seen(self, name: str) -> tuple[str | None, str | None]:
+        try:
+            found, token = self._base(name).read_text().splitlines()
+        except (OSError, ValueError):
+            return None, None
+        return found, token
+
+    def _seen_names(self) -> list[str]:
+        root = self._base("")
+        return [Path(folder, file).relative_to(root).as_posix() for folder, _, files in os.walk(root) for file in files
+                if not file.startswith(TEMPORARY)]  # fmt: skip
+
+    def _same(self, name: str, value: str, token: str) -> None:
+        write_bytes(self._base(name), f"{value}\n{token}".encode())
 
     def _files(self) -> list[Path]:
         """What is published here. Others may publish meanwhile: what they have not finished is not looked at."""
@@ -140,31 +209,47 @@ class Mirror:
             wanted += [Path(folder, name) for name in files if not name.startswith(TEMPORARY)]
         return wanted
 
+    def _ask(self, what: str, call: Callable[..., T], *args: Any) -> T:
+        """One line, whatever a driver raises: each has its own kinds."""
+        try:
+            return call(*args)
+        except GudaError:
+            raise
+        except Exception as e:
+            said = " ".join(str(e).split())[:200] or type(e).__name__
+            raise GudaError(f"{self.url} cannot be {what}: {said}") from None
+
     def _remote(self) -> dict[str, dict[str, Any]]:
         """Name below the run -> what the store says of it."""
-        try:
+
+        def listed() -> dict[str, dict[str, Any]]:
             self.fs.invalidate_cache()
-            found = self.fs.find(self.root, detail=True)
-        except FileNotFoundError:
-            return {}
-        except Exception as e:  # every driver has its own kinds
-            raise GudaError(f"{self.url} cannot be listed: {e}") from None
+            try:
+                return dict(self.fs.find(self.root, detail=True))
+            except FileNotFoundError:
+                return {}
+
+        found = self._ask("listed", listed)
         names = {path[len(self.root) :].lstrip("/"): info for path, info in found.items()}
         return {n: info for n, info in names.items() if n and not n.rsplit("/", 1)[-1].startswith(TEMPORARY)}
 
     def _read(self, name: str) -> bytes:
-        return bytes(self.fs.cat_file(f"{self.root}/{name}"))
+        return bytes(self._ask("read", self.fs.cat_file, f"{self.root}/{name}"))
+
+    def _fetch(self, name: str, target: Path) -> None:
+        with atomic_path(target) as tmp:  # models are too large to pass through memory
+            self._ask("read", self.fs.get_file, f"{self.root}/{name}", str(tmp))
 
     def _write(self, name: str, path: Path) -> None:
         target = f"{self.root}/{name}"
         if self.whole:
-            self.fs.put_file(str(path), target)
+            self._ask("written", self.fs.put_file, str(path), target)
             return
         folder, _, last = target.rpartition("/")
-        self.fs.makedirs(folder, exist_ok=True)
+        self._ask("written", lambda: self.fs.makedirs(folder, exist_ok=True))
         tmp = f"{folder}/{temporary(Path(last)).name}"
-        self.fs.put_file(str(path), tmp)
-        self.fs.mv(tmp, target)
+        self._ask("written", self.fs.put_file, str(path), tmp)
+        self._ask("written", self.fs.mv, tmp, target)
 
 
 def _fixed(name: str) -> bool:
@@ -180,3 +265,13 @@ def _stamp(info: dict[str, Any]) -> float:
         if isinstance(value, int | float):
             return float(value)
     return 0.0
+
+
+def _token(info: dict[str, Any]) -> str:
+    """Changes when the store's object does; one line."""
+    tag = next((info[key] for key in ("ETag", "etag", "md5Hash", "content_settings") if info.get(key)), None)
+    return " ".join(f"{info.get('size')} {_stamp(info)!r} {tag}".split())
+
+
+def digest_bytes(value: bytes) -> str:
+    return hashlib.sha256(value).hexdigest()

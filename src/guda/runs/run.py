@@ -39,6 +39,7 @@ FORMAT = 1
 UPLOAD = "upload-"  # names of query sets that were brought to the page (web/intake.py) begin so
 # names of query sets that are the run's own (methods/reference.py)
 REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?")
+MOMENT = 2.0  # seconds in which a command opens its run several times: one look at a bucket is enough
 
 
 def library_versions() -> dict[str, str]:
@@ -78,14 +79,15 @@ def remote(address: str | Path) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]+:/", str(address)) is not None
 
 
-def here(address: str | Path) -> Path:
-    """The folder itself; of a run in a bucket its local copy, brought up to date (runs/remote.py)."""
+def here(address: str | Path, patience: float = MOMENT) -> Path:
+    """The folder itself; of a run in a bucket its local copy, as it was there not more than so many seconds ago
+    (runs/remote.py)."""
     if not remote(address):
         return Path(address)
     from guda.runs.remote import mirror
 
     found = mirror(str(address))
-    found.pull()
+    found.pull(patience)
     return found.local
 
 
@@ -100,7 +102,15 @@ class Run:
 
     def refresh(self) -> None:
         """Fetch what others have published meanwhile; a folder on a disk needs no such thing."""
-        here(self.address)
+        here(self.address, patience=0.0)
+
+    def remove(self, path: Path) -> None:
+        """A file that is wrong; of a run in a bucket also there, from where it would come back."""
+        if remote(self.address):
+            from guda.runs.remote import mirror
+
+            mirror(self.address).remove(path.relative_to(self.root).as_posix())
+        path.unlink(missing_ok=True)
 
     def publish(self) -> None:
         """Let others have what was written here; a folder on a disk needs no such thing."""

@@ -146,8 +146,10 @@ def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries:
         others = [t for t in fit if t not in own and t.cost > 1]
         add(f"train for {name}", shared(others), weights * len(others))
         before = tuple(dict.fromkeys(t.name for t in [*base, *others]))
-        per_group = own[:: len(found.groups)]  # one of each kind: seeds of LOGO, halves of a hybrid
-        tasks = len(works) + groups * len(per_group) + ceil(n_queries / shard)
+        above = [t for t in own if t.args.get("group", found.groups[0]) not in found.groups]  # of a tree
+        leaves = [t for t in own if t not in above]
+        per_group = leaves[:: len(found.groups)]  # one of each kind: seeds of LOGO, halves of a hybrid
+        tasks = len(works) + groups * len(per_group) + len(above) + ceil(n_queries / shard)
         if tasks > MOST:
             raise GudaError(
                 f"{tasks:,} tasks are more than are simulated ({MOST:,}); give a larger shard (--set shard=N)"
@@ -157,7 +159,11 @@ def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries:
             seconds = task.cost * rates(f"fit {name}", found.fit_stages())
             kind = f"{task.stage}, seed {task.args.get('seed', 0)}, group"
             fits += [(Work(f"{kind} {g}", seconds, before, "fit"), task.cost) for g in range(groups)]
-        add(f"fit {name}", fits, found.disk([t for t in per_group for _ in range(groups)], model))
+        for task in above:  # as many as this run has: how they grow with the groups is the tree's affair
+            seconds = task.cost * rates(f"fit {name}", found.fit_stages())
+            fits.append((Work(task.name, seconds, before, "fit"), task.cost))
+        kept_models = [t for t in per_group for _ in range(groups)] + above
+        add(f"fit {name}", fits, found.disk(kept_models, model))
         works[f"fitted {name}"] = Work(f"fitted {name}", None, (*before, *(w.name for w, _ in fits)))
         once, each = found.networks()
         networks = once + each * groups

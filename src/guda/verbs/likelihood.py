@@ -106,7 +106,7 @@ def evaluate_likelihood(run: Run, name: str) -> LikelihoodFile:
             log_p |= likelihood_scores(found, some)
     for path in likelihood_path(run, name, "").glob("*.parquet"):
         if path.stem not in log_p:
-            path.unlink()  # of other settings
+            run.remove(path)  # of other settings
     for key, scores in log_p.items():
         scores.write(likelihood_path(run, name, f"{key}.parquet"))
     values = {m: s.score[: some.n] for m, s in elbo.items()}  # queries are in id order

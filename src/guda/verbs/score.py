@@ -85,7 +85,7 @@ def _descend(run: Run, queries: Queries, found: ElboMethod, rule: StopRule, scre
     name = variant(run, rule.name, None, screen=screen.name)
     *above, last = descend(found, queries, rule, screen.keep, lambda tasks, title: engine(run, tasks, title))
     for path in reversed(_level_paths(run, queries.name, found.method_id, name)):
-        path.unlink()  # of other groups that were asked about: perhaps there were more levels above those
+        run.remove(path)  # of other groups that were asked about: perhaps there were more levels above those
     for depth, scores in enumerate(above, start=1):
         scores.write(scores_path(run, queries.name, found.method_id, f"{name}/level-{depth}"))
     last.write(scores_path(run, queries.name, found.method_id, name))
@@ -178,7 +178,7 @@ def _publish_placebos(run: Run, queries: Queries, found: Method, bands: Bands | 
     path = scores_path(run, queries.name, found.method_id + SUFFIX, bands.slug if bands else None)
     null = fitted_placebos(found)
     if null is None or pending(run, null.score(queries, set())):
-        path.unlink(missing_ok=True)
+        run.remove(path)
     else:
         null.scores(queries, bands).write(path)
 
