@@ -14,7 +14,8 @@ evals_per_query_tree the same of the descent, all levels
 evals_per_query_all  the same without a screen: every group, the recipe's rounds
 bank_bytes           the unlearned models on disk, of all levels
 bank_bytes_whole     what whole copies would take
-screen_recall_at_10  share of pictures whose first group by retrack over all groups is among the screen's first ten
+screen_recall_at_10  share of pictures whose first group by retrack over all groups is among the screen's first ten; at
+                     50 and 200 too
 tree_recall          the same of the groups that the descent raced
 same_first(_tree)    share of pictures for which screen and race end at that group
 same_first_noise     share for which retrack over all groups, scored again with other noise, does: the ceiling of those
@@ -38,6 +39,7 @@ from guda.evaluation.results import DatasetEntry, read_results, write_results
 from guda.methods.base import get_method
 from guda.runs.recipe import Recipe
 from guda.runs.run import Run
+from guda.scoring.scores import Scores
 from guda.scoring.screen import caught
 
 ROOT = Path(__file__).parents[1]
@@ -128,12 +130,20 @@ def measure(n: int) -> dict[str, float]:
         f"evals_per_query_all_{n}": float(get_method(run, "retrack").score_evals()),
         f"bank_bytes_{n}": float(bank),
         f"bank_bytes_whole_{n}": float(weights * fitted),
-        **share(f"screen_recall_at_10_{n}", caught(scores["posterior"], scores["retrack"], keep)),
+        **recalls(n, scores["posterior"], scores["retrack"]),
         **share(f"same_first_{n}", raced.rank.argmin(axis=1) == first),
         **share(f"same_first_noise_{n}", again.rank.argmin(axis=1) == first),
         **tree,
         f"fit_seconds_per_group_{n}": (run.seconds("fit/retrack") or 0.0) / fitted,
     }
+
+
+def recalls(n: int, screen: Scores, settled: Scores) -> dict[str, float]:
+    """At ten, and at more where there are more."""
+    found: dict[str, float] = {}
+    for k in (KEEP, *(k for k in (50, 200) if k < n)):
+        found |= share(f"screen_recall_at_{k}_{n}", caught(screen, settled, min(k, n)))
+    return found
 
 
 def share(name: str, hits: np.ndarray) -> dict[str, float]:
@@ -153,7 +163,7 @@ def main() -> None:
         datasets[f"groups-{n}"] = DatasetEntry(
             n_queries=50, n_groups=n, seeds=[0], ceiling=None, methods={}, figures=figures
         )
-        write_results(RESULTS, "python benchmarks/many_groups.py", datasets)
+        write_results(RESULTS, "python benchmarks/scale.py && python benchmarks/many_groups.py", datasets)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def main() -> None:
     n_queries = made.queries.n
     entry = before.get("digits") or DatasetEntry(n_queries=n_queries, seeds=[1], ceiling=None, methods={})
     entry = entry.model_copy(update={"figures": entry.figures | figures})
-    write_results(RESULTS, "python benchmarks/scale.py", before | {"digits": entry})
+    write_results(RESULTS, "python benchmarks/scale.py && python benchmarks/many_groups.py", before | {"digits": entry})
 
 
 if __name__ == "__main__":
