@@ -7,7 +7,8 @@ Synthetic groups: each has one pattern of 8x8 grey values (smooth noise), its im
 one pixel, with noise. Groups come in families of ten whose patterns share half of their variance, so that a group has
 near relatives, as artists have. Of 100 groups the families are groups too, of 1,000 also their tens (which have nothing
 in common): a tree. One small network is trained on all of them; retrack unlearns every group of every level (stored as
-a low-rank change). Two screens: posterior keeps ten groups; tree:2 descends into the first two of each level.
+a low-rank change), those above with as many passes over their images, which was decided on pictures of seed 1; those
+reported are of seed 2. Two screens: posterior keeps ten groups; tree:2 descends into the first two of each level.
 
 evals_per_query      network evaluations of a picture: the posterior, and the race among the 10 groups it keeps
 evals_per_query_tree the same of the descent, all levels
@@ -90,7 +91,7 @@ def recipe(folder: Path, n: int) -> Recipe:
                             "lambda_forget": 0.3, "window": [0.1, 1.0], "store": "lowrank:4:bf16"},
                 "posterior": {"components": 1, "shrink": 0.6},
             },
-            "queries": {"n": 50, "seed": 1, "steps": 100},
+            "queries": {"n": 50, "seed": 2, "steps": 100},
             "scoring": {"strata": 12, "rounds": 3, "block": 256, "shard": 50},
         },
         f"groups-{n}",

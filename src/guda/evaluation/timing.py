@@ -118,7 +118,9 @@ def measure(run: Run, method: Method, queries: str) -> Timing:
         seeds = len(method.config.seeds)
         shared, each = method.networks()
         evals *= (1 + groups) / (shared + each * groups)
-    fitted = len(method.nodes()) if isinstance(method, Unlearned) else groups  # of a tree, those above too
+    fitted: float = groups
+    if isinstance(method, Unlearned):  # of a tree, those above too
+        fitted = sum(method.passes(g) for g in method.nodes())
     query: float | None = None
     stderr: float | None = None
     counted = [(s, e) for s, e in scored if e is not None]

@@ -62,6 +62,15 @@ class Unlearned(ElboMethod):
         above = {j for g in self.groups for j in known.above(known.index(g))}
         return tuple(known.names[k] for k in sorted(above)) + self.groups
 
+    def passes(self, group: str) -> float:
+        """How many times the steps of a leaf: a group above others is as much larger, and an epoch of unlearning is one
+        pass over the forget set (SPEC section 4). Leaves have the same number of steps whatever their sizes."""
+        known = load_data(self.run).groups
+        if group in known.leaf_names:
+            return 1.0
+        mean = sum(known.sizes[k] for k in known.leaves) / len(known.leaves)
+        return max(1.0, known.sizes[known.index(group)] / mean)
+
     def fit(self) -> list[Task]:
         if self.trains and self.run.recipe.training is None:
             raise GudaError(
@@ -76,7 +85,7 @@ class Unlearned(ElboMethod):
                 name=f"fit {self.method_id} without {group}", stage=f"fit/{self.method_id}",
                 fn="guda.methods.unlearned:fit_group",
                 args={"method": self.method_id, "config": self.config.model_dump(mode="json"), "group": group},
-                makes=(self.file(group),), needs=needs, cost=float(self.fit_evals()),
+                makes=(self.file(group),), needs=needs, cost=float(self.fit_evals() * self.passes(group)),
             )
             for group in self.nodes()
         ]  # fmt: skip
@@ -117,19 +126,21 @@ def fit_group(run: Run, method: str, config: dict[str, Any], group: str) -> None
     """The settings come with the task, not from the recipe: tuning and ablations fit the same operator with several."""
     found = METHODS[method](run, method, parse_config(OPERATORS[method].Config, config, method))
     assert isinstance(found, Unlearned)
-    fit_without(found, load_data(run), group, found.file(group))
+    fit_without(found, load_data(run), group, found.file(group), found.passes(group))
 
 
-def fit_without(found: Unlearned, data: ImageData, group: str, file: str) -> None:
-    """The run's model with `group` of `data` unlearned, kept in `file`; `data` may group the run's images otherwise."""
+def fit_without(found: Unlearned, data: ImageData, group: str, file: str, passes: float = 1.0) -> None:
+    """The run's model with `group` of `data` unlearned, kept in `file`; `data` may group the run's images otherwise.
+    `passes`: so many times the steps of the method's settings."""
     run, conditional = found.run, None
     if found.operator.needs_conditional:
         conditional = load_model(run, conditional_name(need_training(run).seed))
     notes: dict[str, Any] = {}
     model, prompts = load_model(run, "base"), None if run.recipe.prompts is None else load_prompts(run)
     latents, _ = training_inputs(run, model, flips(found.config))
+    config = found.config.model_copy(update={"steps": round(found.config.steps * passes)})
     made = unlearn_group(
-        model, data, group, found.method_id, found.config, progress.tick, conditional, notes, prompts, latents
+        model, data, group, found.method_id, config, progress.tick, conditional, notes, prompts, latents
     )
     path = run.path(file)
     if notes:  # first: the counterfactual says that the task is done
