@@ -17,7 +17,7 @@ from guda.diffusion.models import load_data, load_model
 from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.methods.health import Health, leakage, read_health
-from guda.methods.placebo import Null, Placebos, fitted_placebos, regroup
+from guda.methods.placebo import Null, Placebos, fitted_placebos, placebo_size, regroup
 from guda.methods.reference import draw_reference, reference
 from guda.runs.run import Run
 from guda.scoring.elbo import kl, make_draws, squared_errors
@@ -228,14 +228,14 @@ def test_what_cannot_be_subtracted(run: Run) -> None:
 
 def test_a_placebo_is_a_random_group_of_the_median_size(run: Run) -> None:
     data = load_data(run)
-    one, two = (regroup(data, i, 0).groups for i in (0, 1))
+    one, two = (regroup(data, i, 0, placebo_size(data)).groups for i in (0, 1))
     assert one.names == ("placebo-0", "rest")
     assert one.sizes == (16, 32)
     assert len(set(data.groups.labels[one.members(0)].tolist())) > 1
     assert one.members(0).tolist() != two.members(0).tolist()
-    assert regroup(data, 0, 0).groups == one
+    assert regroup(data, 0, 0, placebo_size(data)).groups == one
     uneven = data.take(np.concatenate([data.groups.members(k)[:n] for k, n in enumerate((3, 9, 16))]))
-    assert regroup(uneven, 0, 0).groups.sizes == (9, 19)
+    assert regroup(uneven, 0, 0, placebo_size(uneven)).groups.sizes == (9, 19)
 
 
 def test_placebos_are_unlearned_and_scored_like_groups(run: Run) -> None:
@@ -248,7 +248,7 @@ def test_placebos_are_unlearned_and_scored_like_groups(run: Run) -> None:
     assert null.groups == ("placebo-0", "placebo-1", "placebo-2")
     assert null.folder == f"{method.folder}/placebo"
     base, data = load_model(run, "base"), load_data(run)
-    direct = unlearn_group(base, regroup(data, 1, 0), "placebo-1", "retrack", method.config)
+    direct = unlearn_group(base, regroup(data, 1, 0, placebo_size(data)), "placebo-1", "retrack", method.config)
     stored = Counterfactual.load(run.path(null.file("placebo-1")))
     assert all(np.array_equal(stored.tensors[k], v) for k, v in direct.tensors.items())
 
@@ -275,7 +275,7 @@ def test_placebos_drift_too(run: Run) -> None:
     null = fitted_placebos(get_method(run, "retrack"))
     score = by_hand(run, load_model(run, "base"), bank(run, null), images.queries)
     for i in range(2):
-        members = set(regroup(load_data(run), i, 0).groups.members(0).tolist())
+        members = set(regroup(load_data(run), i, 0, placebo_size(load_data(run))).groups.members(0).tolist())
         outside = [q for q, index in enumerate(images.index) if int(index) not in members]
         assert 2 <= len(outside) < 18
         close(after.score[:, i], before.score[:, i] - score[outside, i].mean())

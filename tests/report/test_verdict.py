@@ -93,7 +93,13 @@ def test_a_settled_race_needs_no_interval_of_a_group_that_left_at_once():
     assert verdict(raced(("a", 5.0, 3.0, 7.0, 1, 1), ("b", 1.0, None, None, 2, 2))).kind == "clear"
     found = verdict(raced(("a", 5.0, 3.0, 7.0, None, None), ("b", 1.0, None, None, None, None)))
     assert found.kind == "unmeasured"
-    assert "1 group was seen only once, without an interval" in found.detail
+    assert "1 group has no interval (seen only once, or not at all)" in found.detail
+
+
+def test_a_race_among_some_says_so():
+    ranked = raced(("a", 5.0, 3.0, 7.0, 1, 1), ("b", 1.0, 0.5, 1.5, 2, 2), ("c", 9.0, None, None, None, None))
+    assert verdict(ranked).kind == "clear"
+    assert verdict(ranked).detail.endswith("clear of the next group of the 2 that were raced")
 
 
 def test_groups_seen_once_do_not_hide_a_tie_or_that_nothing_stands_out():

@@ -60,6 +60,10 @@ class RayOptions:
     def __post_init__(self) -> None:
         if self.gpus is not None and self.gpus > 1 and self.gpus != int(self.gpus):
             raise GudaError(f"--num-gpus-per-task {self.gpus:g} is neither a share of one GPU nor a whole number")
+        if (address := self.address or os.environ.get("RAY_ADDRESS") or "").startswith("ray://"):
+            raise GudaError(
+                f"{address} is a Ray client's address; start guda on a node of the cluster and give HOST:PORT"
+            )
 
 
 def import_ray() -> Any:
@@ -178,8 +182,6 @@ def run_on_ray(run: Run, tasks: list[Task], options: RayOptions | RayWorkers, wa
 def _init(ray: Any, options: RayOptions) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = options.address or os.environ.get("RAY_ADDRESS") or "local"
-    if address.startswith("ray://"):
-        raise GudaError(f"{address} is a Ray client's address; start guda on a node of the cluster and give HOST:PORT")
     if address == "local":
         cpus = max(default_workers(), math.ceil(options.cpus)) if options.workers is None else math.ceil(
             options.workers * options.cpus
