@@ -207,6 +207,7 @@ def test_a_table_that_is_removed_stays_away(url: str, tmp_path: Path) -> None:
     one.remove("scores/null.parquet")
     one.remove("scores/null.parquet")
     assert one.pull() == one.push() == 0
+    assert two.push() == 0  # before it has heard of it
     two.pull()
     for found in (one, two):
         assert sorted(files(found.local)) == ["scores/good.parquet"]

@@ -22,6 +22,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,7 +145,7 @@ class Mirror:
         """Publish what is missing there or was changed here; returns how many files that were."""
         found, pushed = self._remote(), 0
         refused: Mismatch | None = None
-        for path in sorted(self._files(), key=lambda p: (p.stat().st_mtime_ns, str(p))):
+        for _, path in sorted(self._files()):
             name = path.relative_to(self.local).as_posix()
             if _fixed(name):
                 if name in found:
@@ -153,8 +154,8 @@ class Mirror:
             else:
                 base, token = self._seen(name)
                 mine = digest_file(path)
-                if mine == base and name in found:
-                    continue  # unchanged here, whatever it is there
+                if mine == base:
+                    continue  # unchanged here, whatever was done with it there
                 if name in found and token != _token(found[name]):
                     theirs = digest_bytes(self._read(name))
                     if theirs == mine:
@@ -200,13 +201,16 @@ class Mirror:
     def _same(self, name: str, value: str, token: str) -> None:
         write_bytes(self._base(name), f"{value}\n{token}".encode())
 
-    def _files(self) -> list[Path]:
-        """What is published here. Others may publish meanwhile: what they have not finished is not looked at."""
+    def _files(self) -> list[tuple[int, Path]]:
+        """What is published here, and when. Others may work here meanwhile: what they have not finished is not looked
+        at, and what they removed is gone."""
         wanted = []
         for folder, folders, files in os.walk(self.local):
             mine = LOCAL if Path(folder) == self.local else ()  # heartbeats come and go
             folders[:] = [name for name in folders if not name.startswith(TEMPORARY) and name not in mine]
-            wanted += [Path(folder, name) for name in files if not name.startswith(TEMPORARY)]
+            for path in (Path(folder, name) for name in files if not name.startswith(TEMPORARY)):
+                with suppress(FileNotFoundError):
+                    wanted.append((path.stat().st_mtime_ns, path))
         return wanted
 
     def _ask(self, what: str, call: Callable[..., T], *args: Any) -> T:
