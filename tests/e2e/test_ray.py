@@ -189,7 +189,7 @@ def test_a_run_in_a_bucket_whose_nodes_have_copies_of_their_own(
         assert {k: found[k] for k in same} == {k: whole[k] for k in same}
         assert len({k.rsplit("/", 1)[-1] for k in found if k.startswith("terms/")}) >= 3
     finally:
-        for folder in (workers, workers.with_name(f"{workers.name}.seen")):
+        for folder in workers.parent.glob(f"{workers.name}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
 

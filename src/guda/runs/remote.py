@@ -184,7 +184,7 @@ class Mirror:
     # what both sides held when they were last the same: the digest, and what the store said of it
 
     def _base(self, name: str) -> Path:
-        return self.local.with_name(f"{self.local.name}.seen") / name
+        return self.local.with_name(f"{self.local.name}.seen-{digest(self.url, 8)}") / name
 
     def _seen(self, name: str) -> tuple[str | None, str | None]:
         try:
