@@ -153,7 +153,7 @@ def test_filters_by_first_group_by_verdict_and_by_words(page: Page, made_up: Run
     assert shown(page) == []
     assert page.locator("#nothing").is_visible()
     page.locator("#nothing button").click()
-    until(page, "document.querySelector('#search').value === ''")
+    until(page, "document.querySelector('#count').textContent.startsWith('All')")  # drawn after its event
     count(page, 30, 30)
     watch.quiet()
 
