@@ -5,6 +5,7 @@ What should be shown is computed from the run's score files, not from what the p
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 from synthetic import SET as MADE_UP
 from synthetic import synthetic_run
-from tinyrun import SET
+from tinyrun import SET, Inline
 
+from guda import verbs
 from guda.report.page import write_report
 from guda.scoring.scores import Scores
 
@@ -178,6 +180,17 @@ def test_another_method_has_other_bars_and_reset_brings_all_back(opened: Page, s
     assert bars(opened, picture) == before
     assert shown(opened) == list(scores_of(scored_run, SET, "retrack").queries)
     watch.quiet()
+
+
+def test_wide_tables_scroll_by_themselves(page: Page, scored_run: Run, tmp_path: Path) -> None:
+    """Labels that only a screen reader reads must not stick out of them and widen the page."""
+    shutil.copytree(scored_run.root, tmp_path / "run")
+    run = type(scored_run).open(tmp_path / "run")
+    verbs.health(run, ["retrack"], Inline())
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto(write_report(run, SET).as_uri())
+    assert page.locator(".heat").first.evaluate("e => e.scrollWidth") > 340
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def focused(page: Page) -> str:
