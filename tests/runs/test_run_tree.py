@@ -198,6 +198,8 @@ def test_placebos_have_the_size_of_the_groups_that_are_asked_about(run: Run) -> 
     large = Placebos(get_method(run, "retrack"), 1)
     assert (small.size, large.size) == (16, 32)
     assert small.folder != large.folder
+    assert (small.more, large.more) == (1.0, 2.0)  # and are unlearned as thoroughly as they are
+    assert large.fit()[0].cost == 2 * small.fit()[0].cost
 
 
 def test_the_bank_knows_the_groups_above(run: Run) -> None:

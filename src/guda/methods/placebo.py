@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 
 from guda.counterfactuals.bank import file_name
-from guda.counterfactuals.unlearn import OPERATORS, unlearn_group
+from guda.counterfactuals.unlearn import OPERATORS
 from guda.data.groups import Groups
 from guda.data.images import ImageData
-from guda.diffusion.models import architecture, asked_groups, load_data, load_model, model_files
+from guda.diffusion.models import architecture, asked_groups, load_data, model_files
 from guda.diffusion.noise import generator
 from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.base import METHODS, Method
-from guda.methods.unlearned import Unlearned
-from guda.runs import progress
+from guda.methods.unlearned import Unlearned, fit_without
 from guda.runs.recipe import parse_config
 from guda.runs.run import Run
 from guda.scoring.scores import Scores
@@ -59,7 +58,9 @@ class Placebos(Unlearned):
     def __init__(self, of: Unlearned, n: int) -> None:
         super().__init__(of.run, of.method_id + SUFFIX, of.config)
         self.of, self.n = of, n
-        self.size = placebo_size(load_data(of.run), asked_groups(of.run))
+        asked = asked_groups(of.run)
+        self.size = placebo_size(load_data(of.run), asked)
+        self.more = float(np.median([of.passes(g) for g in asked]))  # unlearned no less than the groups they stand for
 
     @property
     def folder(self) -> str:
@@ -84,8 +85,9 @@ class Placebos(Unlearned):
                 name=f"fit {self.of.method_id} without {group}", stage=f"fit/{self.method_id}",
                 fn="guda.methods.placebo:fit_placebo",
                 args={"method": self.of.method_id, "config": self.config.model_dump(mode="json"), "number": number,
-                      "size": self.size},
-                makes=(self.file(group),), needs=model_files(self.run, "base"), cost=float(self.fit_evals()),
+                      "size": self.size, "passes": self.more},
+                makes=(self.file(group),), needs=model_files(self.run, "base"),
+                cost=float(self.fit_evals() * self.more),
             )
             for number, group in enumerate(self.groups)
         ]  # fmt: skip
@@ -94,12 +96,12 @@ class Placebos(Unlearned):
         return self.of.fit_evals()
 
 
-def fit_placebo(run: Run, method: str, config: dict[str, Any], number: int, size: int) -> None:
+def fit_placebo(run: Run, method: str, config: dict[str, Any], number: int, size: int, passes: float) -> None:
     of = METHODS[method](run, method, parse_config(OPERATORS[method].Config, config, method))
     assert isinstance(of, Unlearned)
     data = regroup(load_data(run), number, of.config.seed, size)
-    made = unlearn_group(load_model(run, "base"), data, placebo_name(number), method, of.config, progress.tick)
-    made.save(run.path(Placebos(of, number + 1).file(placebo_name(number))))
+    group = placebo_name(number)
+    fit_without(of, data, group, Placebos(of, number + 1).file(group), passes)
 
 
 def takes_placebos(method: Method) -> bool:
