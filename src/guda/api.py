@@ -45,9 +45,14 @@ def unlearn(
     from guda.counterfactuals.unlearn import OPERATORS, check_groups
 
     if operator not in (known := sorted([*OPERATORS, "posterior"])):
-        raise GudaError(f"unknown operator {operator!r}; known: {', '.join(known)}{suggestion(operator, known)}")
+        raise GudaError(
+            "operator-unknown", f"unknown operator {operator!r}; known: {', '.join(known)}{suggestion(operator, known)}"
+        )
     if data.shape != model.image_shape:
-        raise GudaError(f"the model takes {model.image_shape} pictures (channels, height, width), not {data.shape}")
+        raise GudaError(
+            "image-shape-mismatch",
+            f"the model takes {model.image_shape} pictures (channels, height, width), not {data.shape}",
+        )
     data.groups.check_rest()
     if operator == "posterior":
         return rule_bank(model, data, parse_config(RuleConfig, settings, operator), groups)
@@ -72,7 +77,9 @@ def attribute(
     settings = {"plan": "stratified" if pilot is None else "importance"} | settings
     config: ScoringConfig = parse_config(ScoringConfig, settings, "scoring")
     if config.drift == "subtract":
-        raise GudaError("drift is measured on a run's training images; in Python score with drift='keep'")
+        raise GudaError(
+            "drift-needs-run", "drift is measured on a run's training images; in Python score with drift='keep'"
+        )
     queries.check_shape(model.image_shape)
     bench = Workbench(model, model.digest())
     density = None

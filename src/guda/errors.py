@@ -1,8 +1,38 @@
-"""The one exception a user can cause: a single line that says what is wrong, where, and how to fix it."""
+"""The one exception a user can cause: a single line that says what is wrong, where, and how to fix it.
+
+Every error has a code as well (`run-missing`, `group-unknown`): the words of a message may be improved at any time,
+the code of a cause stays. Programs and tests match codes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+PREFIX = "guda: "  # of the line on stderr
+_LINE = re.compile(rf"{PREFIX}(?P<message>.*) \[(?P<code>[a-z0-9]+(-[a-z0-9]+)+)\]")
 
 
 class GudaError(Exception):
     """Shown as one line; the command line exits with code 2."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, str(self))
+
+    @property
+    def line(self) -> str:
+        """What the command line prints."""
+        return f"{PREFIX}{' '.join(str(self).split())} [{self.code}]"
+
+
+def from_line(line: str) -> GudaError | None:
+    """The error that another process printed as `line`, if it is one."""
+    found = _LINE.fullmatch(line.rstrip())
+    return GudaError(found["code"], found["message"]) if found else None
 
 
 class NotFinite(GudaError):
@@ -16,8 +46,8 @@ class OneProcess(GudaError):
 class Mismatch(GudaError):
     """Something on disk was made from other inputs than those given now; shows both values."""
 
-    def __init__(self, what: str, found: object, given: object, fix: str) -> None:
-        super().__init__(f"{what}: found {found!r}, given {given!r}; {fix}")
+    def __init__(self, code: str, what: str, found: object, given: object, fix: str) -> None:
+        super().__init__(code, f"{what}: found {found!r}, given {given!r}; {fix}")
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return GudaError, (str(self),)  # what reaches another process is the line, not its parts
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GudaError, (self.code, str(self))  # what reaches another process is the line, not its parts

@@ -41,8 +41,8 @@ def fail(run: Run, kind: str) -> None:
     if kind == "bug":
         raise ZeroDivisionError("a bug")
     if kind == "mismatch":
-        raise Mismatch("thing", "old", "new", "do this")
-    raise GudaError("group 'x' is too small; add images")
+        raise Mismatch("thing-stale", "thing", "old", "new", "do this")
+    raise GudaError("group-too-small", "group 'x' is too small; add images")
 
 
 def die(run: Run) -> None:

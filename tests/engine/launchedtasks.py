@@ -32,16 +32,16 @@ def single(run: Run, name: str) -> None:
 
 
 def all_wrong(run: Run) -> None:
-    raise GudaError("lower training.lr")
+    raise GudaError("training-diverged", "lower training.lr")
 
 
 def leader_wrong(run: Run) -> None:
-    raise GudaError("group 'x' is too small")
+    raise GudaError("group-too-small", "group 'x' is too small")
 
 
 def one_wrong(run: Run) -> None:
     if team.rank() == 1:
-        raise GudaError("disk is full")
+        raise GudaError("disk-full", "disk is full")
     while True:
         exchange()
 

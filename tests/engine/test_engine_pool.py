@@ -90,7 +90,7 @@ def test_what_another_driver_finished_meanwhile_is_not_submitted(run: Run) -> No
 def test_a_failure_closes_the_pool(run: Run) -> None:
     class Failing(Pretended):
         def collect(self, run: Run, task: Task, future: Future[float]) -> None:
-            raise GudaError("too small")
+            raise GudaError("group-too-small", "too small")
 
     pool = Failing(run, 1)
     with pytest.raises(GudaError, match="too small"):

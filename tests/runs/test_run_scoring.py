@@ -325,7 +325,7 @@ def test_other_errors_are_not_taken_for_lack_of_memory() -> None:
     for error in (torch.OutOfMemoryError("x"), RuntimeError("DefaultCPUAllocator: can't allocate memory: ...")):
         with pytest.raises(OutOfMemory, match="a block of 7 images"), Settings(7).active():
             raise error
-    for other in (RuntimeError("shapes"), GudaError("mine")):
+    for other in (RuntimeError("shapes"), GudaError("group-unknown", "mine")):
         with pytest.raises(type(other), match=str(other)), Settings(7).active():
             raise other
 

@@ -82,12 +82,14 @@ class Curvature:
     def load(cls, path: Path, model: str) -> Curvature:
         tensors, header = read_tensors(path)
         if header.get("model") != model:
-            raise GudaError(f"{path} is the curvature of another network; delete it and fit again")
+            raise GudaError("curvature-stale", f"{path} is the curvature of another network; delete it and fit again")
         try:
             blocks = {n: Block(*(tensors[f"{n}/{part}"] for part in PARTS)) for n in header["layers"].split()}
             return cls(blocks, header["biased"].split())
         except KeyError as e:
-            raise GudaError(f"{path} holds no curvature ({e} is missing); delete it and fit again") from None
+            raise GudaError(
+                "curvature-damaged", f"{path} holds no curvature ({e} is missing); delete it and fit again"
+            ) from None
 
     def to(self, device: torch.device | str) -> Curvature:
         moved = {n: Block(*(getattr(b, part).to(device) for part in PARTS)) for n, b in self.blocks.items()}

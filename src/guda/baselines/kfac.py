@@ -87,7 +87,10 @@ def curvature(denoiser: Denoiser, draws: Draws, weights: str = "all", *, correct
         if isinstance(layer, nn.Linear | nn.Conv2d) and f"{name}.weight" in chosen
     ]
     if not layers:
-        raise GudaError(f"weights {weights!r} names no Linear or Conv2d layer, the only ones K-FAC has a curvature of")
+        raise GudaError(
+            "kfac-layers-missing",
+            f"weights {weights!r} names no Linear or Conv2d layer, the only ones K-FAC has a curvature of",
+        )
     biased = [name for name in layers if f"{name}.bias" in chosen]
     params = [chosen[f"{name}.weight"] for name in layers] + [chosen[f"{name}.bias"] for name in biased]
     operator = (library.EKFACLinearOperator if corrected else library.KFACLinearOperator)(
@@ -100,7 +103,9 @@ def curvature(denoiser: Denoiser, draws: Draws, weights: str = "all", *, correct
         if corrected:
             operator.compute_eigenvalue_correction()
     except (RuntimeError, ValueError) as e:  # a layer that is not used, or is called with several inputs
-        raise GudaError(f"curvlinops cannot see all of {weights!r} ({str(e).splitlines()[0]}); narrow weights") from e
+        raise GudaError(
+            "kfac-layers-unseen", f"curvlinops cannot see all of {weights!r} ({str(e).splitlines()[0]}); narrow weights"
+        ) from e
     state = operator.state_dict()
     return Curvature({name: _block(state, f"network.{name}", corrected) for name in layers}, biased)
 
@@ -121,7 +126,10 @@ def _block(state: dict[str, Any], name: str, corrected: bool) -> Block:
 def need_library() -> None:
     """Refuse early where it is not installed, without importing it."""
     if find_spec("curvlinops") is None:
-        raise GudaError("kfac needs curvlinops, which is not installed; install it with: pip install 'guda[kfac]'")
+        raise GudaError(
+            "package-missing",
+            "kfac needs curvlinops, which is not installed; install it with: pip install 'guda[kfac]'",
+        )
 
 
 def _curvlinops() -> Any:
@@ -129,5 +137,7 @@ def _curvlinops() -> Any:
     try:
         import curvlinops
     except ImportError as e:
-        raise GudaError(f"curvlinops cannot be imported ({e}); install it with: pip install 'guda[kfac]'") from None
+        raise GudaError(
+            "package-broken", f"curvlinops cannot be imported ({e}); install it with: pip install 'guda[kfac]'"
+        ) from None
     return curvlinops

@@ -50,7 +50,9 @@ def profile(
             e = error.double().square().flatten(1).mean(dim=1).cpu().numpy()
             found[int(index[0]) : int(index[0]) + wanted, s] = e[:wanted]
     if not np.isfinite(found).all():
-        raise NotFinite("the network returned NaN or infinity for a training image; are its weights sound?")
+        raise NotFinite(
+            "network-not-finite", "the network returned NaN or infinity for a training image; are its weights sound?"
+        )
     return found
 
 

@@ -100,7 +100,10 @@ class Cholesky:
         matrix.diagonal().add_(lam)
         self._lower, info = torch.linalg.cholesky_ex(matrix)
         if int(info) or not lam > 0:
-            raise GudaError(f"the kernel with lambda = {lam:g} cannot be solved: not positive definite; raise lam")
+            raise GudaError(
+                "kernel-singular",
+                f"the kernel with lambda = {lam:g} cannot be solved: not positive definite; raise lam",
+            )
 
     def solve(self, right: torch.Tensor) -> torch.Tensor:
         return torch.cholesky_solve(right, self._lower)
@@ -122,7 +125,10 @@ class Spectrum:
 class Eigen:
     def __init__(self, spectrum: Spectrum, lam: float) -> None:
         if not lam > 0:
-            raise GudaError(f"the kernel with lambda = {lam:g} cannot be solved; lambda must be positive: raise lam")
+            raise GudaError(
+                "kernel-singular",
+                f"the kernel with lambda = {lam:g} cannot be solved; lambda must be positive: raise lam",
+            )
         self.lam, self._spectrum = lam, spectrum
 
     def solve(self, right: torch.Tensor) -> torch.Tensor:
@@ -177,11 +183,16 @@ class Ridge:
         left = torch.eye(len(members), dtype=self.rows.dtype) - phi @ z.T
         lower, info = torch.linalg.cholesky_ex((left + left.T) / 2)
         if int(info):
-            raise GudaError(f"removing a group of {len(members)} images leaves nothing to solve for; raise lam")
+            raise GudaError(
+                "group-removal-unsolvable",
+                f"removing a group of {len(members)} images leaves nothing to solve for; raise lam",
+            )
         return z.T @ torch.cholesky_solve(residual.to(self.rows.dtype)[:, None], lower)[:, 0]
 
 
 def checked_leverage(h: torch.Tensor) -> torch.Tensor:
     if float((1 - h).min()) < LEAST:
-        raise GudaError(f"an image's leverage is {float(h.max()):.8f}: its residual cannot be told; raise lam")
+        raise GudaError(
+            "leverage-too-high", f"an image's leverage is {float(h.max()):.8f}: its residual cannot be told; raise lam"
+        )
     return h.clamp(min=0)

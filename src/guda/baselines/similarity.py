@@ -106,4 +106,7 @@ def cosines_to_images(features: np.ndarray, units: np.ndarray, member: np.ndarra
 
 def _check_size(features: np.ndarray, groups: np.ndarray) -> None:
     if features.shape[1] != groups.shape[1]:
-        raise GudaError(f"queries have {features.shape[1]} features, the groups {groups.shape[1]}; same size needed")
+        raise GudaError(
+            "feature-size-mismatch",
+            f"queries have {features.shape[1]} features, the groups {groups.shape[1]}; same size needed",
+        )

@@ -47,7 +47,8 @@ class SparseSketch(Sketch):
     def __init__(self, sizes: Mapping[str, int], dim: int, seed: int, places: int = 1) -> None:
         if dim % places:
             raise GudaError(
-                f"sjlt:{places} cuts the sketch into {places} equal parts and {dim} is no multiple of it; change one"
+                "sketch-size-indivisible",
+                f"sjlt:{places} cuts the sketch into {places} equal parts and {dim} is no multiple of it; change one",
             )
         super().__init__(sizes, dim, seed)
         self.places = places

@@ -43,7 +43,7 @@ def tune(
     from guda.runs.run import Run
 
     if search is not None and space is not None:
-        raise GudaError("give either --search or --space")
+        raise GudaError("search-options-conflict", "give either --search or --space")
     folder = Run.open(run)
     where = verbs.parse_space(search) if search is not None else None if space is None else verbs.read_space(space)
     found = verbs.tune(
@@ -125,7 +125,10 @@ def ablate(
     folder = Run.open(run)
     asked = [verbs.read_ablation(f) for f in files]  # all of them before the first is carried out
     if twice := {a.name for i, a in enumerate(asked) if a.name in {b.name for b in asked[:i]}}:
-        raise GudaError(f"two ablations are called {sorted(twice)[0]!r}; one table would replace the other")
+        raise GudaError(
+            "ablation-name-duplicate",
+            f"two ablations are called {sorted(twice)[0]!r}; one table would replace the other",
+        )
     tables: list[SweepFile] = []
     for ablation in asked:
         tables.append(verbs.ablate(folder, ablation, engine, queries))

@@ -36,6 +36,9 @@ def figure(
     if name is not None:
         known_figure(name)  # before any folder is looked for
     if name is None or run is None:
-        raise GudaError("name a figure and a run folder: guda figure NAME RUN; names: guda figure --list")
+        raise GudaError(
+            "figure-arguments-missing",
+            "name a figure and a run folder: guda figure NAME RUN; names: guda figure --list",
+        )
     path = draw(Run.open(run), name, engine, out, queries, method, query)
     say({"figure": str(path)}, f"Figure: {path}", as_json)

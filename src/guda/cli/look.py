@@ -36,7 +36,10 @@ def plan(
     from guda.runs.run import Run
 
     if cluster is None and (settings or figure):
-        raise GudaError("--set and --figure are of a cluster: give --cluster too, e.g. --cluster 10,100,1000")
+        raise GudaError(
+            "cluster-option-missing",
+            "--set and --figure are of a cluster: give --cluster too, e.g. --cluster 10,100,1000",
+        )
 
     if not run.exists() and run.name == str(run):  # no folder: the name of a recipe
         from guda.runs.recipe import builtin_recipe

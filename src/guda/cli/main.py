@@ -61,8 +61,9 @@ def _root(
 ) -> None:
     if team.size() > 1 and context.invoked_subcommand not in TOGETHER:
         raise GudaError(
+            "launch-unsupported",
             f"{team.size()} processes were launched, but guda {context.invoked_subcommand} is the work of one; "
-            f"launch only guda {' and guda '.join(TOGETHER)}, and run this by itself"
+            f"launch only guda {' and guda '.join(TOGETHER)}, and run this by itself",
         )
 
 
@@ -162,7 +163,7 @@ def _recipe(name: str | None, **given: Any) -> Recipe:
         own = "own-data" if given["content_by"] is None else "own-style"  # images of the same things in several styles
         base: dict[str, Any] = builtin_recipe(own).model_dump(mode="json")
         if given["data"] is None:
-            raise GudaError("give --data FOLDER (images in one sub-folder per group), or --recipe")
+            raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
         base["name"] = Path(given["data"]).name or given["data"]
     else:
         found = Recipe.read(Path(name)) if name.endswith((".yaml", ".yml")) else builtin_recipe(name)
@@ -272,7 +273,7 @@ def main() -> None:
                 raise
     except GudaError as e:
         if team.leads() or isinstance(e, OneProcess):
-            print(f"guda: {' '.join(str(e).split())}", file=sys.stderr, flush=True)
+            print(e.line, file=sys.stderr, flush=True)
         team.leave(2)
     except Exception:
         if team.size() == 1:

@@ -92,7 +92,7 @@ def works(verb: Callable[..., None]) -> Callable[..., None]:
 def make_engine(quiet: bool, workers: int | None = None, engine: str = "local", **ray: Any) -> Callable[..., int]:
     """Where tasks run, with a display of how far they are. Nothing heavy is imported before the first of them."""
     if engine == "local" and (given := [name for name, value in ray.items() if value is not None]):
-        raise GudaError(f"--{given[0].replace('_', '-')} is for --engine ray")
+        raise GudaError("engine-option-mismatch", f"--{given[0].replace('_', '-')} is for --engine ray")
 
     @functools.cache
     def made() -> tuple[Any, Callable[..., int]]:

@@ -48,7 +48,9 @@ def show(
 
     given = {k: v for k, v in (("tau", tau), ("eta", eta), ("encoder", encoder)) if v is not None}
     if given and anchors is None:
-        raise GudaError(f"--{next(iter(given))} is about anchors: give --anchors GROUP as well")
+        raise GudaError(
+            "anchors-option-missing", f"--{next(iter(given))} is about anchors: give --anchors GROUP as well"
+        )
     value = prompts_show(Run.open(run), examples, anchors, AnchorsConfig.model_validate(given))
     say(value, "\n".join([*_vocabularies(value), *_examples(value), *_drawn(value)]), as_json)
 

@@ -45,7 +45,7 @@ def report(
     from guda.runs.run import Run
 
     if out is not None and out.suffix not in (".html", ".htm"):
-        raise GudaError(f"--out {out}: the report is a page; give a name that ends in .html")
+        raise GudaError("report-not-html", f"--out {out}: the report is a page; give a name that ends in .html")
     if as_pdf:
         from guda.report.pdf import find_browser
 

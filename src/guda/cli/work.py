@@ -46,7 +46,8 @@ def fit(
     methods = method or [m for m in folder.recipe.methods if m != "logo"]
     if not methods:
         raise GudaError(
-            f"the recipe of {run} names no method to fit (logo is fitted only when asked for); give --method"
+            "methods-none",
+            f"the recipe of {run} names no method to fit (logo is fitted only when asked for); give --method",
         )
     done = verbs.fit(folder, methods, engine, placebos)
     say({"methods": methods, "tasks_run": done}, f"Fitted {', '.join(methods)} ({done} tasks run).", as_json)
@@ -107,7 +108,7 @@ def score(
     verbs.change_groups(folder, groups)
     methods = method or verbs.fitted_methods(folder)
     if not methods:
-        raise GudaError(f"nothing is fitted in {run} yet; run: guda fit {run}")
+        raise GudaError("method-not-fitted", f"nothing is fitted in {run} yet; run: guda fit {run}")
     verbs.check_fitted(folder, methods)  # before a folder of queries is taken in
     variant = verbs.variant(folder, stop, band, drift, screen)
     verbs.change_scoring(folder, rounds=rounds, drift=drift)

@@ -61,8 +61,9 @@ class Weighted:
         for style, words in self.vocabularies.items():
             if len(words) < config.n_descriptors:
                 raise GudaError(
+                    "descriptors-too-few",
                     f"style {style!r} has {len(words)} descriptors, an anchor takes {config.n_descriptors}; "
-                    "lower n_descriptors or rebuild the prompts with a larger vocabulary"
+                    "lower n_descriptors or rebuild the prompts with a larger vocabulary",
                 )
         self._embed = embed
         self._styles = self._prototypes()
@@ -135,7 +136,7 @@ def make_anchor(
         _check(vocabularies, forget, retain)
         return Removed(objects)
     if strategy == "weighted" and embed is None:
-        raise GudaError("anchors `weighted` need a text encoder; give one, or use `uniform`")
+        raise GudaError("text-encoder-missing", "anchors `weighted` need a text encoder; give one, or use `uniform`")
     return (Weighted if strategy == "weighted" else Uniform)(vocabularies, forget, retain, embed, config, objects)
 
 
@@ -148,10 +149,16 @@ def _check(vocabularies: Mapping[str, Sequence[str]], forget: str, retain: Seque
     for style in (forget, *retain):
         if style not in vocabularies:
             known = choices(vocabularies)
-            raise GudaError(f"no descriptors of style {style!r}; known: {known}{suggestion(style, vocabularies)}")
+            raise GudaError(
+                "style-unknown", f"no descriptors of style {style!r}; known: {known}{suggestion(style, vocabularies)}"
+            )
     if forget in retain:
         raise GudaError(
-            f"style {forget!r} is to be forgotten and cannot be an anchor; leave it out of the retain styles"
+            "anchor-style-forgotten",
+            f"style {forget!r} is to be forgotten and cannot be an anchor; leave it out of the retain styles",
         )
     if not retain:
-        raise GudaError(f"no style is left to be an anchor of {forget!r}; there must be at least two styles")
+        raise GudaError(
+            "anchor-styles-too-few",
+            f"no style is left to be an anchor of {forget!r}; there must be at least two styles",
+        )

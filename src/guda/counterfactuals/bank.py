@@ -51,7 +51,7 @@ class Counterfactual:
             return {k: v.to(old[k]) for k, v in self.tensors.items()}
         if (known := known or base.digest()) != self.base:
             raise Mismatch(
-                f"counterfactual without {self.group!r}: base model", self.base, known,
+                "base-model-mismatch", f"counterfactual without {self.group!r}: base model", self.base, known,
                 "a delta fits only the model it was made from; fit again",
             )  # fmt: skip
         scale = self.about["alpha"] / self.about["rank"] if self.kind == "lora" else 1.0
@@ -79,7 +79,13 @@ class Counterfactual:
         tensors, header = read_tensors(path)
         found = cls(**_fields(header, path), tensors=tensors)
         if (actual := found.digest()) != header.get("digest"):
-            raise Mismatch(f"{path} is damaged: digest", actual, header.get("digest"), "delete it and fit again")
+            raise Mismatch(
+                "counterfactual-damaged",
+                f"{path} is damaged: digest",
+                actual,
+                header.get("digest"),
+                "delete it and fit again",
+            )
         return found
 
 
@@ -88,13 +94,18 @@ def _fields(header: Mapping[str, Any], path: Path) -> dict[str, Any]:
     try:
         found = {name: header[name] for name in ("kind", "group", "base", "method")}
     except KeyError as e:
-        raise GudaError(f"{path} is not a counterfactual of guda: its header has no {e}") from None
+        raise GudaError(
+            "counterfactual-invalid", f"{path} is not a counterfactual of guda: its header has no {e}"
+        ) from None
     if found["kind"] not in KINDS:
-        raise GudaError(f"{path}: unknown kind of counterfactual {found['kind']!r}")
+        raise GudaError("counterfactual-kind-unknown", f"{path}: unknown kind of counterfactual {found['kind']!r}")
     about = header.get("about", {})
     needed = {"lowrank": ("rank",), "lora": ("rank", "alpha")}.get(found["kind"], ())
     if not isinstance(about, dict) or not all(isinstance(about.get(name), int) and about[name] > 0 for name in needed):
-        raise GudaError(f"{path} is damaged: its header lacks {' and '.join(needed)}; delete it and fit again")
+        raise GudaError(
+            "counterfactual-damaged",
+            f"{path} is damaged: its header lacks {' and '.join(needed)}; delete it and fit again",
+        )
     return found | {"about": about}
 
 
@@ -135,7 +146,10 @@ class Bank(Mapping[str, Counterfactual]):
 
     def __getitem__(self, group: str) -> Counterfactual:
         if group not in self._items:
-            raise GudaError(f"the bank has no counterfactual without {group!r}; it has {', '.join(self._items)}")
+            raise GudaError(
+                "counterfactual-missing",
+                f"the bank has no counterfactual without {group!r}; it has {', '.join(self._items)}",
+            )
         return self._items[group]
 
     def __iter__(self) -> Iterator[str]:
@@ -147,7 +161,7 @@ class Bank(Mapping[str, Counterfactual]):
     def save(self, folder: str | Path) -> None:
         names = {file_name(number, group): item for number, (group, item) in enumerate(self._items.items())}
         if other := sorted({f.name for f in Path(folder).glob(FILES)} - names.keys()):
-            raise GudaError(f"{folder} holds another bank ({other[0]}); save to a new folder")
+            raise GudaError("bank-folder-taken", f"{folder} holds another bank ({other[0]}); save to a new folder")
         for name, item in names.items():
             item.save(Path(folder) / name)
 
@@ -155,10 +169,11 @@ class Bank(Mapping[str, Counterfactual]):
     def load(cls, folder: str | Path) -> Bank:
         files = sorted(Path(folder).glob(FILES))
         if not files:
-            raise GudaError(f"{folder} holds no counterfactuals; make them with: guda fit")
+            raise GudaError("bank-empty", f"{folder} holds no counterfactuals; make them with: guda fit")
         loaded = [Counterfactual.load(f) for f in files]
         if len(groups := {item.group for item in loaded}) != len(loaded):
             raise GudaError(
-                f"{folder} holds {len(loaded)} counterfactuals of {len(groups)} groups; two banks are mixed"
+                "bank-mixed",
+                f"{folder} holds {len(loaded)} counterfactuals of {len(groups)} groups; two banks are mixed",
             )
         return cls({item.group: item for item in loaded})

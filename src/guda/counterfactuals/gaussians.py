@@ -39,7 +39,10 @@ def fit_gaussians(
     Gaussians each component is, where some share one."""
     flat = np.asarray(x0, np.float64).reshape(len(x0), -1)
     if flat.shape[1] > LARGEST:
-        raise GudaError(f"images of {flat.shape[1]} numbers are too large for full covariances; set density: images")
+        raise GudaError(
+            "density-too-large",
+            f"images of {flat.shape[1]} numbers are too large for full covariances; set density: images",
+        )
     homes = labels if homes is None else homes
     parts: list[np.ndarray] = []  # of the images, one per Gaussian
     own: list[tuple[int, int, int]] = []  # components: (owner, Gaussian, images)

@@ -20,7 +20,8 @@ def split(members: np.ndarray, share: float, what: str, *key: str | int) -> tupl
     n = round(share * len(members))
     if not 0 < n < len(members):
         raise GudaError(
-            f"holdout = {share} leaves {n} of the {len(members)} {what} images out; change it or set it to 0"
+            "holdout-invalid",
+            f"holdout = {share} leaves {n} of the {len(members)} {what} images out; change it or set it to 0",
         )
     held = np.sort(generator(*key, "holdout").choice(members, n, replace=False))
     return np.setdiff1d(members, held), held

@@ -54,19 +54,24 @@ def changes(
     for key, value in tensors.items():
         name = key.removesuffix(B).removesuffix(A)
         if name not in weights:
-            raise GudaError(f"{where} does not fit this network: it has no weight {name!r}")
+            raise GudaError("weights-mismatch", f"{where} does not fit this network: it has no weight {name!r}")
         shape = weights[name].shape
         if key == name:
             if value.shape != shape:
-                raise GudaError(f"{where}: {name!r} is {tuple(value.shape)}, the network has {tuple(shape)}")
+                raise GudaError(
+                    "weight-shape-mismatch",
+                    f"{where}: {name!r} is {tuple(value.shape)}, the network has {tuple(shape)}",
+                )
             yield name, value
             continue
         b, a = tensors.get(name + B), tensors.get(name + A)
         if a is None or b is None:
-            raise GudaError(f"{where}: {name!r} has one factor of two; make it again")
+            raise GudaError("factor-missing", f"{where}: {name!r} has one factor of two; make it again")
         if b.ndim != 2 or len(shape) < 2 or (b.shape[0], *a.shape) != (shape[0], b.shape[1], prod(shape[1:])):
             sizes = f"{tuple(b.shape)} x {tuple(a.shape)}"
-            raise GudaError(f"{where}: factors of {name!r} are {sizes}, the network has {tuple(shape)}")
+            raise GudaError(
+                "factor-shape-mismatch", f"{where}: factors of {name!r} are {sizes}, the network has {tuple(shape)}"
+            )
         if key.endswith(B):
             # in float64 on the CPU: once rounded, the result does not tell how many threads summed it
             yield name, (scale * (b.double() @ a.double())).float().reshape(shape)

@@ -39,7 +39,8 @@ class Packing:
         found = re.fullmatch(r"(lowrank|lora):([1-9]\d{0,5})(?::(fp32|bf16))?", text)
         if found is None:
             raise GudaError(
-                f"store {text!r} is none of fp32, bf16, lowrank:RANK, lora:RANK (or RANK:bf16), e.g. lora:4"
+                "store-invalid",
+                f"store {text!r} is none of fp32, bf16, lowrank:RANK, lora:RANK (or RANK:bf16), e.g. lora:4",
             )
         return cls(found[1], DTYPES[found[3] or "fp32"], int(found[2]))
 
@@ -51,7 +52,10 @@ class Packing:
         if self.kind == "delta":
             return replace(delta, tensors=self.round(delta.tensors))
         if self.kind == "lora":
-            raise GudaError("a LoRA adapter is trained, not made from a finished change; use store = lowrank:RANK")
+            raise GudaError(
+                "store-lora-unsupported",
+                "a LoRA adapter is trained, not made from a finished change; use store = lowrank:RANK",
+            )
         tensors = self.round(compress(delta.tensors, self.rank))
         return replace(delta, kind="lowrank", tensors=tensors, about={"rank": self.rank})
 

@@ -46,7 +46,10 @@ class RuleConfig(Config):
 def refuse_conditional(base: Denoiser) -> None:
     """Given a prompt of the group, nothing is left of the posterior once the group is gone (SPEC 4)."""
     if base.conditional:
-        raise GudaError("posterior is not defined for conditional models; use anchors-weighted for text-to-image ones")
+        raise GudaError(
+            "posterior-conditional-model",
+            "posterior is not defined for conditional models; use anchors-weighted for text-to-image ones",
+        )
 
 
 def fit_rule(base: Denoiser, data: ImageData, config: RuleConfig) -> dict[str, torch.Tensor]:
@@ -86,17 +89,17 @@ def read_rule(path: Path, base: Denoiser, known: str, data: ImageData) -> Rule:
         config = RuleConfig.model_validate_json(header["config"])
         found = header["base"]
     except (KeyError, TypeError, ValidationError):
-        raise GudaError(f"{path} is damaged: its header tells of no rule; {fix}") from None
+        raise GudaError("rule-damaged", f"{path} is damaged: its header tells of no rule; {fix}") from None
     if header.get("digest") != (actual := _identity(header, tensors)):
-        raise Mismatch(f"{path} is damaged: digest", actual, header.get("digest"), fix)
+        raise Mismatch("rule-damaged", f"{path} is damaged: digest", actual, header.get("digest"), fix)
     if found != known:
-        raise Mismatch(f"{path}: base model", found, known, fix)
+        raise Mismatch("base-model-mismatch", f"{path}: base model", found, known, fix)
     try:
         density = make_density(base, data, config, tensors)
     except KeyError as e:
-        raise GudaError(f"{path} is damaged: it holds no {e}; {fix}") from None
+        raise GudaError("rule-damaged", f"{path} is damaged: it holds no {e}; {fix}") from None
     if (n := int(density.owner.max()) + 1) != len(density.made_of):
-        raise Mismatch(f"{path}: groups", n, len(density.made_of), fix)
+        raise Mismatch("rule-groups-mismatch", f"{path}: groups", n, len(density.made_of), fix)
     return Rule(density, config.window)
 
 
@@ -139,15 +142,21 @@ class Ruled(Counterfactual):
 
     def apply(self, base: Denoiser) -> Denoiser:
         if (found := base.digest()) != self.base:
-            raise Mismatch(f"counterfactual without {self.group!r}: base model", self.base, found, "make it again")
+            raise Mismatch(
+                "base-model-mismatch",
+                f"counterfactual without {self.group!r}: base model",
+                self.base,
+                found,
+                "make it again",
+            )
         assert self.rule is not None
         return RuledDenoiser(base, self.rule, [self.member])
 
     def changed(self, base: Denoiser, known: str | None = None) -> dict[str, torch.Tensor]:
-        raise GudaError("a rule changes predictions, not weights; use apply")
+        raise GudaError("rule-without-weights", "a rule changes predictions, not weights; use apply")
 
     def save(self, path: Path) -> None:
-        raise GudaError("a bank of rules is kept by a run: guda fit RUN --method posterior")
+        raise GudaError("bank-of-rules", "a bank of rules is kept by a run: guda fit RUN --method posterior")
 
 
 def rule_bank(base: Denoiser, data: ImageData, config: RuleConfig, groups: Sequence[str] | None = None) -> Bank:

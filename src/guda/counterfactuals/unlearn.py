@@ -201,7 +201,9 @@ def operator(name: str) -> Callable[[type[Operator]], type[Operator]]:
 def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
     low, high = round(window[0] * T), round(window[1] * T)
     if not 0 <= low < high <= T:
-        raise GudaError(f"window {window}: needs 0 <= from < to <= 1 and at least one timestep of {T}")
+        raise GudaError(
+            "window-invalid", f"window {window}: needs 0 <= from < to <= 1 and at least one timestep of {T}"
+        )
     return low, high
 
 
@@ -211,7 +213,9 @@ def check_kind(operator_id: str, conditional: bool) -> None:
     if wanted is not None and wanted != conditional:
         kind = "conditional" if conditional else "unconditional"
         known = [i for i, o in OPERATORS.items() if o.conditional in (None, conditional)]
-        raise GudaError(f"{operator_id} is not defined for {kind} models, use {' or '.join(known)}")
+        raise GudaError(
+            "operator-model-unsupported", f"{operator_id} is not defined for {kind} models, use {' or '.join(known)}"
+        )
 
 
 def check_groups(operator_id: str, groups: Groups, names: Sequence[str]) -> None:
@@ -222,7 +226,10 @@ def check_groups(operator_id: str, groups: Groups, names: Sequence[str]) -> None
     if inner or not groups.disjoint:
         why = f"{inner[0]!r} holds other groups" if inner else "some images are in several groups"
         known = [i for i, o in OPERATORS.items() if o.regroupable]
-        raise GudaError(f"{operator_id} knows one group of every image, and {why}; use {' or '.join(known)}")
+        raise GudaError(
+            "operator-groups-overlap",
+            f"{operator_id} knows one group of every image, and {why}; use {' or '.join(known)}",
+        )
 
 
 def make_operator(
@@ -238,18 +245,29 @@ def make_operator(
     cls = OPERATORS[operator_id]
     check_kind(operator_id, teacher.conditional)
     if cls.conditional is None and teacher.conditional and prompts is None:
-        raise GudaError(f"{operator_id} is not defined for conditional models without prompts of the training images")
+        raise GudaError(
+            "training-prompts-missing",
+            f"{operator_id} is not defined for conditional models without prompts of the training images",
+        )
     if cls.needs_prompts:
         if prompts is None or teacher.frozen is None:
-            raise GudaError(f"{operator_id} redirects prompts: it needs a text-to-image model and prompts=...")
+            raise GudaError(
+                "operator-needs-text",
+                f"{operator_id} redirects prompts: it needs a text-to-image model and prompts=...",
+            )
         return cls(teacher, data, group, config, prompts)  # type: ignore[call-arg]
     if not cls.needs_conditional:
         if conditional is not None:
-            raise GudaError(f"{operator_id} has no use for a conditional model; leave `conditional` out")
+            raise GudaError(
+                "conditional-model-unused", f"{operator_id} has no use for a conditional model; leave `conditional` out"
+            )
         return cls(teacher, data, group, config)
     if conditional is None:
-        raise GudaError(f"{operator_id} needs a group-conditional model of {len(data.groups)} groups and a null label: "
-                        "give conditional=...")  # fmt: skip
+        raise GudaError(
+            "conditional-model-missing",
+            f"{operator_id} needs a group-conditional model of {len(data.groups)} groups and a null label: "
+            "give conditional=...",
+        )
     return cls(teacher, data, group, config, conditional)  # type: ignore[call-arg]
 
 

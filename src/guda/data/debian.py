@@ -27,14 +27,17 @@ def unpacked(package: str, version: str, cache: Path, given: Path | None, hint: 
             return given / package
         debs = sorted(given.glob(f"{package}_*.deb"))
         if not debs:
-            raise GudaError(f"{given} has no {package}_*.deb and no folder {package}; {_by_hand(package, version)}")
+            raise GudaError(
+                "debian-package-missing",
+                f"{given} has no {package}_*.deb and no folder {package}; {_by_hand(package, version)}",
+            )
         folder = cache / f"given-{store.digest_file(debs[-1])[:16]}"
         return folder if folder.is_dir() else _unpack(debs[-1], folder, hint)
     if folder.is_dir():
         return folder
     apt = shutil.which("apt-get")
     if apt is None:
-        raise GudaError(f"{package} is a package of Debian and there is no apt-get here; {hint}")
+        raise GudaError("apt-missing", f"{package} is a package of Debian and there is no apt-get here; {hint}")
     cache.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=cache, prefix=TEMPORARY) as name:
         command = [apt, "download", "-q", f"{package}={version}"]
@@ -43,7 +46,9 @@ def unpacked(package: str, version: str, cache: Path, given: Path | None, hint: 
         if done.returncode or not debs:
             errors = [line.removeprefix("E: ") for line in done.stderr.splitlines() if line.startswith("E:")]
             reason = errors[0] if errors else "no file came"
-            raise GudaError(f"cannot download {package} {version} ({reason}); run apt-get update, or {hint}")
+            raise GudaError(
+                "download-failed", f"cannot download {package} {version} ({reason}); run apt-get update, or {hint}"
+            )
         return _unpack(debs[0], folder, hint)
 
 
@@ -54,10 +59,12 @@ def _by_hand(package: str, version: str) -> str:
 def _unpack(deb: Path, folder: Path, hint: str) -> Path:
     tool = shutil.which("dpkg-deb")
     if tool is None:
-        raise GudaError(f"{deb.name} is unpacked by dpkg-deb, which is not here; install dpkg, or {hint}")
+        raise GudaError(
+            "dpkg-missing", f"{deb.name} is unpacked by dpkg-deb, which is not here; install dpkg, or {hint}"
+        )
     with store.atomic_folder(folder) as tmp:
         done = subprocess.run([tool, "-x", str(deb), str(tmp)], capture_output=True, text=True)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["it is no package"])[0]
-            raise GudaError(f"{deb} cannot be unpacked ({reason}); delete it and fetch it again")
+            raise GudaError("download-damaged", f"{deb} cannot be unpacked ({reason}); delete it and fetch it again")
     return folder

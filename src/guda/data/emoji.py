@@ -63,7 +63,10 @@ def _package(name: str, version: str) -> Path:
         for place in places:
             if place.is_file() or (place / "icons.json").is_file():
                 return place
-        raise GudaError(f"{VARIABLE}={given} has no {file} and no unpacked {name}/; npm pack {SCOPE}/{name}@{version}")
+        raise GudaError(
+            "emoji-package-missing",
+            f"{VARIABLE}={given} has no {file} and no unpacked {name}/; npm pack {SCOPE}/{name}@{version}",
+        )
     place = cache_folder() / file
     if not place.is_file():
         npm.fetch(f"{SCOPE}/{name}@{version}", place, VARIABLE, "the emoji come")
@@ -77,7 +80,9 @@ def _read(package: Path, *names: str) -> list[dict[str, Any]]:
         if not all(isinstance(value, dict) for value in found):
             raise ValueError("a file is no JSON object")
     except ValueError as e:
-        raise GudaError(f"{package} is not a whole {SCOPE} package ({e}); delete it and fetch it again") from None
+        raise GudaError(
+            "download-damaged", f"{package} is not a whole {SCOPE} package ({e}); delete it and fetch it again"
+        ) from None
     return found
 
 
@@ -164,7 +169,9 @@ def _render(svg: str, size: int, name: str) -> np.ndarray:
             svg_string=svg, background="#ffffff", skip_system_fonts=True, width=side, height=side
         )
     except ValueError as e:
-        raise GudaError(f"resvg cannot draw the {name} ({e}); delete the package and fetch it again") from None
+        raise GudaError(
+            "emoji-undrawable", f"resvg cannot draw the {name} ({e}); delete the package and fetch it again"
+        ) from None
     pixels = np.asarray(Image.open(io.BytesIO(bytes(png)), formats=("PNG",)).convert("RGB"))
     blocks = pixels.reshape(size, FINER, size, FINER, 3).mean(axis=(1, 3))
     return np.rint(blocks).astype(np.uint8).transpose(2, 0, 1)
@@ -188,7 +195,9 @@ def load_emoji(size: int | None = None) -> ImageData:
     try:
         import resvg_py
     except ImportError:
-        raise GudaError("the emoji are drawn by resvg-py, which is not installed; pip install 'guda[emoji]'") from None
+        raise GudaError(
+            "package-missing", "the emoji are drawn by resvg-py, which is not installed; pip install 'guda[emoji]'"
+        ) from None
     styles, flags, terms = {}, set[str](), {}
     for name, version in SETS.items():
         files = ("icons.json", "info.json", "package.json", "metadata.json")
@@ -198,7 +207,10 @@ def load_emoji(size: int | None = None) -> ImageData:
     objects = shared(styles, flags)
     pairs = [(style, name) for style in styles for name in objects]
     if not pairs:
-        raise GudaError(f"the emoji sets {', '.join(SETS)} share no object; delete the packages and fetch them again")
+        raise GudaError(
+            "emoji-none-shared",
+            f"the emoji sets {', '.join(SETS)} share no object; delete the packages and fetch them again",
+        )
     text = hashlib.sha256("\0".join(styles[style][name] for style, name in pairs).encode()).hexdigest()
     renderer = f"resvg {resvg_py.__resvg_version__}"
     key = {"drawings": text, "size": size, "finer": FINER, "renderer": renderer}

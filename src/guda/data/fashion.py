@@ -22,11 +22,12 @@ def _read(path: Path, header: int) -> np.ndarray:
         return np.frombuffer(gzip.decompress(path.read_bytes())[header:], np.uint8)
     except FileNotFoundError:
         raise GudaError(
+            "fashion-missing",
             f"Fashion-MNIST is not here ({path}); on Debian or Ubuntu: apt-get install dataset-fashion-mnist, "
-            f"or set {VARIABLE} to a folder with its .gz files"
+            f"or set {VARIABLE} to a folder with its .gz files",
         ) from None
     except (OSError, EOFError) as e:
-        raise GudaError(f"{path} is damaged ({e}); install it again") from None
+        raise GudaError("fashion-damaged", f"{path} is damaged ({e}); install it again") from None
 
 
 def load_fashion(size: int | None = None) -> ImageData:
@@ -35,11 +36,16 @@ def load_fashion(size: int | None = None) -> ImageData:
     labels = _read(folder / "train-labels-idx1-ubyte.gz", 8)
     images = _read(folder / "train-images-idx3-ubyte.gz", 16)
     if len(images) != len(labels) * 28 * 28:
-        raise GudaError(f"{folder}: {len(labels)} labels but {len(images) // 784} images; install it again")
+        raise GudaError(
+            "fashion-labels-mismatch",
+            f"{folder}: {len(labels)} labels but {len(images) // 784} images; install it again",
+        )
     images = images.reshape(-1, 1, 28, 28)
     if size is not None and size != 28:
         if 28 % size:
-            raise GudaError(f"fashion-mnist: --size {size}: 28 pixels shrink evenly to 14, 7 or 4 only")
+            raise GudaError(
+                "fashion-size-unsupported", f"fashion-mnist: --size {size}: 28 pixels shrink evenly to 14, 7 or 4 only"
+            )
         step = 28 // size
         blocks = images.reshape(-1, 1, size, step, size, step).mean(axis=(3, 5))
         images = np.rint(blocks).astype(np.uint8)

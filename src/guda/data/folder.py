@@ -41,24 +41,26 @@ METADATA = ("metadata.jsonl", "metadata.csv")
 def image_files(root: Path) -> list[str]:
     """Relative POSIX paths of all images below `root`, hidden ones left out, in natural order."""
     if not root.exists():
-        raise GudaError(f"image folder {root} does not exist")
+        raise GudaError("data-folder-missing", f"image folder {root} does not exist")
     if not root.is_dir():
-        raise GudaError(f"{root} is a file; give the folder that holds the images")
+        raise GudaError("data-folder-file", f"{root} is a file; give the folder that holds the images")
     found: list[str] = []
     _walk(root, "", (), found)
     if not found:
-        raise GudaError(f"no images in {root}; expected files ending in {choices(sorted(EXTENSIONS))}")
+        raise GudaError(
+            "data-folder-empty", f"no images in {root}; expected files ending in {choices(sorted(EXTENSIONS))}"
+        )
     return sorted(found, key=lambda f: [natural(part) for part in f.split("/")])
 
 
 def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -> None:
     real = os.path.realpath(folder)
     if real in above:  # symbolic links are followed, as group folders are often links, but not in circles
-        raise GudaError(f"{folder} is a link to a folder above it; remove the link")
+        raise GudaError("folder-link-cycle", f"{folder} is a link to a folder above it; remove the link")
     try:
         entries = list(os.scandir(folder))
     except OSError as e:
-        raise GudaError(f"cannot list {folder}: {e.strerror}") from None
+        raise GudaError("folder-unreadable", f"cannot list {folder}: {e.strerror}") from None
     for entry in entries:
         if entry.name.startswith("."):
             continue
@@ -67,12 +69,17 @@ def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -
         if entry.is_dir():
             _walk(folder / entry.name, relative + "/", (*above, real), found)
         elif suffix in FOREIGN:
-            raise GudaError(f"{entry.path}: {suffix} images cannot be read; convert it to PNG or JPEG, or remove it")
+            raise GudaError(
+                "image-type-unsupported",
+                f"{entry.path}: {suffix} images cannot be read; convert it to PNG or JPEG, or remove it",
+            )
         elif suffix in EXTENSIONS:
             try:
                 relative.encode()
             except UnicodeEncodeError:
-                raise GudaError(f"the file name {relative!a} in {folder} is not UTF-8; rename it") from None
+                raise GudaError(
+                    "file-name-encoding", f"the file name {relative!a} in {folder} is not UTF-8; rename it"
+                ) from None
             found.append(relative)
 
 
@@ -81,9 +88,9 @@ def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -
 
 def check_options(size: int | None, mode: str | None) -> None:
     if size is not None and (isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1):
-        raise GudaError(f"size must be a whole number of pixels, at least 1, got {size!r}")
+        raise GudaError("size-invalid", f"size must be a whole number of pixels, at least 1, got {size!r}")
     if mode not in (None, "L", "RGB"):
-        raise GudaError(f"mode must be L (grey) or RGB, got {mode!r}")
+        raise GudaError("mode-invalid", f"mode must be L (grey) or RGB, got {mode!r}")
 
 
 def read_image(path: Path, size: int | None = None, mode: str | None = None) -> np.ndarray:
@@ -110,11 +117,12 @@ def read_image(path: Path, size: int | None = None, mode: str | None = None) -> 
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise GudaError(
+            "image-too-large",
             f"{path} has more than {Image.MAX_IMAGE_PIXELS} pixels, Pillow's limit against decompression "
-            "bombs; scale it down or remove it"
+            "bombs; scale it down or remove it",
         ) from None
     except Exception as e:  # a damaged file makes Pillow's decoders raise nearly anything
-        raise GudaError(f"cannot read image {path} ({e}); replace it or remove it") from None
+        raise GudaError("image-unreadable", f"cannot read image {path} ({e}); replace it or remove it") from None
     pixels = np.array(image, dtype=np.uint8)
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
@@ -122,11 +130,12 @@ def read_image(path: Path, size: int | None = None, mode: str | None = None) -> 
 def _check_kind(path: Path, file: Image.Image) -> None:
     if file.mode.startswith(("I", "F")):
         raise GudaError(
-            f"{path} has 16-bit, 32-bit or floating-point pixels (mode {file.mode}); convert it to 8 bits per channel"
+            "image-depth-unsupported",
+            f"{path} has 16-bit, 32-bit or floating-point pixels (mode {file.mode}); convert it to 8 bits per channel",
         )
     frames = getattr(file, "n_frames", 1)
     if frames > 1 and file.format != "MPO":  # MPO: a camera's JPEG with previews after the picture itself
-        raise GudaError(f"{path} has {frames} frames; save the one you mean as a still image")
+        raise GudaError("image-animated", f"{path} has {frames} frames; save the one you mean as a still image")
 
 
 def _flatten(image: Image.Image, mode: str | None) -> Image.Image:
@@ -153,8 +162,9 @@ def read_images(root: Path, files: Sequence[str], size: int | None = None, mode:
         if image.shape[1:] != out.shape[2:]:
             (h0, w0), (h, w) = out.shape[2:], image.shape[1:]
             raise GudaError(
+                "image-sizes-differ",
                 f"images in {root} differ in size: {files[0]} is {w0}x{h0}, {file} is {w}x{h}; "
-                "give --size N to scale and crop them all to N x N"
+                "give --size N to scale and crop them all to N x N",
             )
         if image.shape[0] > out.shape[1]:  # the first colours after grey ones
             grey, out = out, np.empty((len(files), *image.shape), np.uint8)
@@ -176,7 +186,7 @@ def _labels(root: Path, files: Sequence[str], by: str, several: bool) -> list[li
     """The texts of every file; one each, unless `several` may stand in a column."""
     level = re.fullmatch(r"(?:level:)?([0-9]+)", by)
     if level is None and by.startswith("level:"):
-        raise GudaError(f"group-by {by!r} is not a folder level; write level:1, level:2, ...")
+        raise GudaError("group-by-invalid", f"group-by {by!r} is not a folder level; write level:1, level:2, ...")
     if level:
         return [[label] for label in _level_labels(root, files, int(level[1]))]
     return _column_labels(root, files, by, several)
@@ -187,36 +197,43 @@ def group_paths(root: Path, files: Sequence[str], group_by: str | None = None) -
     columns, with slashes between them. A list in a column, which JSON has, is several groups."""
     parts = ["level:1"] if group_by is None else [part.strip() for part in group_by.split("/")]
     if not all(parts):
-        raise GudaError(f"group-by {group_by!r} has an empty part; write e.g. level:1/level:2, or movement/artist")
+        raise GudaError(
+            "group-by-empty", f"group-by {group_by!r} has an empty part; write e.g. level:1/level:2, or movement/artist"
+        )
     if len(set(parts)) != len(parts):
-        raise GudaError(f"group-by {group_by!r} names {next(p for p in parts if parts.count(p) > 1)!r} twice")
+        raise GudaError(
+            "group-by-duplicate", f"group-by {group_by!r} names {next(p for p in parts if parts.count(p) > 1)!r} twice"
+        )
     levels = [_labels(root, files, part, several=True) for part in parts]
     for part, labels in zip(parts, levels, strict=True):
         if len({tuple(of_image) for of_image in labels}) == 1 and len(labels[0]) == 1:
             raise GudaError(
+                "groups-too-few",
                 f"all {len(labels)} images in {root} are in one group, {labels[0][0]!r}; attribution compares "
                 "at least two: choose another folder level or metadata column with --group-by"
-                + (f" than {part}" if len(parts) > 1 else "")
+                + (f" than {part}" if len(parts) > 1 else ""),
             )
     for i, of_image in enumerate(zip(*levels, strict=True)):
         if sum(len(labels) > 1 for labels in of_image) > 1:  # which belongs to which is not told
             raise GudaError(
+                "group-lists-ambiguous",
                 f"{files[i]}: lists in two columns of {group_by!r} do not say which part belongs to which group; "
-                "give a list in one of them"
+                "give a list in one of them",
             )
     return [list(product(*of_image)) for of_image in zip(*levels, strict=True)]
 
 
 def _level_labels(root: Path, files: Sequence[str], level: int) -> list[str]:
     if level < 1:
-        raise GudaError("folder levels count from 1: level:1 is the first folder below the root")
+        raise GudaError("group-level-invalid", "folder levels count from 1: level:1 is the first folder below the root")
     labels = []
     for file in files:
         folders = file.split("/")[:-1]
         if len(folders) < level:
             raise GudaError(
+                "group-level-missing",
                 f"{file} in {root} has {len(folders)} folders above it, but its group is the name of folder "
-                f"level {level}; put it in a folder, or group by a metadata column with --group-by COLUMN"
+                f"level {level}; put it in a folder, or group by a metadata column with --group-by COLUMN",
             )
         labels.append(folders[level - 1])
     return labels
@@ -226,16 +243,18 @@ def _column_labels(root: Path, files: Sequence[str], column: str, several: bool)
     present = [root / name for name in METADATA if (root / name).is_file()]
     if not present:
         raise GudaError(
+            "metadata-missing",
             f"cannot group by {column!r}: {root} has no metadata.jsonl or metadata.csv; add one with columns "
-            f"file_name and {column}, or group by folder with --group-by level:1"
+            f"file_name and {column}, or group by folder with --group-by level:1",
         )
     if len(present) > 1:
-        raise GudaError(f"{root} has both metadata.jsonl and metadata.csv; keep one")
+        raise GudaError("metadata-ambiguous", f"{root} has both metadata.jsonl and metadata.csv; keep one")
     table = read_rows(present[0])
     columns = list(dict.fromkeys(name for row in table for name in row.values))
     if column not in columns:
         raise GudaError(
-            f"{present[0]} has no column {column!r}; its columns are {choices(columns)}{suggestion(column, columns)}"
+            "metadata-column-unknown",
+            f"{present[0]} has no column {column!r}; its columns are {choices(columns)}{suggestion(column, columns)}",
         )
     return [_group_values(row, column, several) for row in match_rows(present[0], table, files)]
 
@@ -246,19 +265,27 @@ def _group_values(row: Row, column: str, several: bool) -> list[str]:
         return [_group_value(row, column, value)]
     found = [_group_value(row, column, one) for one in value]
     if not found:
-        raise GudaError(f"{row.where}: column {column!r} is an empty list; every image needs a group")
+        raise GudaError(
+            "metadata-group-empty", f"{row.where}: column {column!r} is an empty list; every image needs a group"
+        )
     if len(set(found)) != len(found):
-        raise GudaError(f"{row.where}: column {column!r} names a group twice ({choices(found)}); remove one")
+        raise GudaError(
+            "metadata-group-duplicate",
+            f"{row.where}: column {column!r} names a group twice ({choices(found)}); remove one",
+        )
     return found
 
 
 def _group_value(row: Row, column: str, value: Any) -> str:
     if value is None or (isinstance(value, str) and not value.strip()):
-        raise GudaError(f"{row.where}: column {column!r} is empty; every image needs a group")
+        raise GudaError("metadata-group-empty", f"{row.where}: column {column!r} is empty; every image needs a group")
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str | int):
-        raise GudaError(f"{row.where}: column {column!r} holds {value!r}; a group is text or a whole number")
+        raise GudaError(
+            "metadata-group-invalid",
+            f"{row.where}: column {column!r} holds {value!r}; a group is text or a whole number",
+        )
     return str(value)
 
 
@@ -279,11 +306,11 @@ def read_rows(path: Path) -> list[Row]:
         with open(path, encoding="utf-8-sig", newline="") as f:
             rows = _read_csv(path, f) if path.suffix == ".csv" else _read_jsonl(path, f)
     except OSError as e:
-        raise GudaError(f"cannot read {path}: {e.strerror}") from None
+        raise GudaError("metadata-unreadable", f"cannot read {path}: {e.strerror}") from None
     except UnicodeDecodeError:
-        raise GudaError(f"{path} is not UTF-8; save it as UTF-8") from None
+        raise GudaError("metadata-encoding", f"{path} is not UTF-8; save it as UTF-8") from None
     if not rows:
-        raise GudaError(f"{path} has no rows; write one row per image")
+        raise GudaError("metadata-empty", f"{path} has no rows; write one row per image")
     return rows
 
 
@@ -293,14 +320,19 @@ def _read_csv(path: Path, lines: Any) -> list[Row]:
     try:
         header = list(reader.fieldnames or ())
         if len(set(header)) != len(header):
-            raise GudaError(f"{path} names a column twice ({choices(header)}); rename one")
+            raise GudaError("metadata-column-duplicate", f"{path} names a column twice ({choices(header)}); rename one")
         for values in reader:
             where = f"{path}:{reader.line_num}"
             if None in values:
-                raise GudaError(f"{where}: more cells than the header has columns; quote cells that hold commas")
+                raise GudaError(
+                    "metadata-cells-extra",
+                    f"{where}: more cells than the header has columns; quote cells that hold commas",
+                )
             rows.append(Row(where, dict(values)))
     except csv.Error as e:
-        raise GudaError(f"{path}:{reader.line_num}: not valid CSV ({e}); correct the line") from None
+        raise GudaError(
+            "metadata-csv-invalid", f"{path}:{reader.line_num}: not valid CSV ({e}); correct the line"
+        ) from None
     return rows
 
 
@@ -312,9 +344,14 @@ def _read_jsonl(path: Path, lines: Any) -> list[Row]:
         try:
             values = json.loads(line)
         except json.JSONDecodeError as e:
-            raise GudaError(f"{path}:{number}: not valid JSON ({e}); write one object per line") from None
+            raise GudaError(
+                "metadata-json-invalid", f"{path}:{number}: not valid JSON ({e}); write one object per line"
+            ) from None
         if not isinstance(values, dict):
-            raise GudaError(f'{path}:{number}: expected an object such as {{"file_name": ...}}, got {values!r}')
+            raise GudaError(
+                "metadata-row-invalid",
+                f'{path}:{number}: expected an object such as {{"file_name": ...}}, got {values!r}',
+            )
         rows.append(Row(f"{path}:{number}", values))
     return rows
 
@@ -325,18 +362,25 @@ def match_rows(path: Path, rows: Sequence[Row], files: Sequence[str]) -> list[Ro
     for row in rows:
         name = row.values.get("file_name")
         if not isinstance(name, str) or not name:
-            raise GudaError(f"{row.where}: no file_name; every row names its image, relative to {path.parent}")
+            raise GudaError(
+                "metadata-file-name-missing",
+                f"{row.where}: no file_name; every row names its image, relative to {path.parent}",
+            )
         file = str(PurePosixPath(name))  # "./a.png" is "a.png"
         if file not in known:
             raise GudaError(
-                f"{row.where}: there is no image {name!r} in {path.parent}; remove the row or restore the image"
+                "metadata-image-missing",
+                f"{row.where}: there is no image {name!r} in {path.parent}; remove the row or restore the image",
             )
         if file in by_file:
-            raise GudaError(f"{row.where}: {name!r} already has a row ({by_file[file].where}); remove one")
+            raise GudaError(
+                "metadata-row-duplicate", f"{row.where}: {name!r} already has a row ({by_file[file].where}); remove one"
+            )
         by_file[file] = row
     missing = [file for file in files if file not in by_file]
     if missing:
         raise GudaError(
-            f"{path} has no row for {missing[0]!r} ({len(missing)} of {len(files)} images without a row); add it"
+            "metadata-row-missing",
+            f"{path} has no row for {missing[0]!r} ({len(missing)} of {len(files)} images without a row); add it",
         )
     return [by_file[file] for file in files]

@@ -59,7 +59,7 @@ class Pen:
         try:
             font = self._at(em)
         except OSError as e:
-            raise GudaError(f"{file} is not a font that can be drawn at any size ({e})") from None
+            raise GudaError("font-unreadable", f"{file} is not a font that can be drawn at any size ({e})") from None
         self.em = self.capital = 0.0
         capital = -font.getbbox("H", anchor="ls")[1]
         inks = [font.getmask(c).getbbox() for c in CHARACTERS]  # getbbox of the font counts the space around letters
@@ -178,8 +178,9 @@ def _pinned_files(package: str, entry: Mapping[str, Any]) -> Iterable[tuple[str,
     for file, sha in wanted.items():
         if not _is(root / "usr/share/fonts" / file, sha):
             raise GudaError(
+                "font-version-mismatch",
                 f"{root / 'usr/share/fonts' / file} is not the file of {package} {entry['version']}, so letters may "
-                "differ; get that version from https://snapshot.debian.org, or take fonts as they are: fonts:FOLDER"
+                "differ; get that version from https://snapshot.debian.org, or take fonts as they are: fonts:FOLDER",
             )
     for family, files in entry["families"].items():
         yield family, [root / "usr/share/fonts" / file for file in files]
@@ -188,10 +189,14 @@ def _pinned_files(package: str, entry: Mapping[str, Any]) -> Iterable[tuple[str,
 def _of_folder(folder: Path) -> tuple[dict[str, list[Path]], dict[str, str]]:
     """(family -> files, what is left out -> why)."""
     if not folder.is_dir():
-        raise GudaError(f"fonts:{folder}: there is no such folder; give one that holds .ttf or .otf files")
+        raise GudaError(
+            "font-folder-missing", f"fonts:{folder}: there is no such folder; give one that holds .ttf or .otf files"
+        )
     found, skipped = families(folder)
     if not found:
-        raise GudaError(f"fonts:{folder} holds no .ttf or .otf file that can be read; give a folder of fonts")
+        raise GudaError(
+            "font-folder-empty", f"fonts:{folder} holds no .ttf or .otf file that can be read; give a folder of fonts"
+        )
     kept: dict[str, list[Path]] = {}
     for family in found:
         if reason := why_not(family.files[0]):
@@ -212,7 +217,10 @@ def load_fonts(path: str | None = None, size: int | None = None, variants: int |
     size, variants = 16 if size is None else size, VARIANTS if variants is None else variants
     check_options(size, None)
     if isinstance(variants, bool) or not isinstance(variants, int) or variants < 1:
-        raise GudaError(f"variants must be a whole number of images of a character, at least 1, got {variants!r}")
+        raise GudaError(
+            "variants-invalid",
+            f"variants must be a whole number of images of a character, at least 1, got {variants!r}",
+        )
     skipped: dict[str, str] = {}
     if path is None:
         table = pinned()
@@ -227,8 +235,9 @@ def load_fonts(path: str | None = None, size: int | None = None, variants: int |
     if len(names) < 2:
         left = "; ".join(f"{name}: {why}" for name, why in list(skipped.items())[:3])
         raise GudaError(
+            "font-families-too-few",
             f"fonts{':' + path if path else ''}: {len(names)} famil{'y' if len(names) == 1 else 'ies'} to tell apart, "
-            f"and groups are two at least{f' ({left})' if left else ''}; give a folder with more fonts"
+            f"and groups are two at least{f' ({left})' if left else ''}; give a folder with more fonts",
         )
     kinds = [(name, v, c) for name in names for v in range(variants) for c in CHARACTERS]
     meta = {"source": "fonts", "size": size, "variants": variants, "renderer": _renderer(), "near": near}

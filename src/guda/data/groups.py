@@ -64,25 +64,33 @@ class Groups:
         names, m = tuple(self.names), np.array(self.membership)
         for name in names:
             if not isinstance(name, str) or not name.strip():
-                raise GudaError(f"group name {name!r} is empty or not text; give every group a name")
+                raise GudaError(
+                    "group-name-invalid", f"group name {name!r} is empty or not text; give every group a name"
+                )
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise GudaError(f"group name {twice!r} occurs twice; group names must differ")
+            raise GudaError("group-name-duplicate", f"group name {twice!r} occurs twice; group names must differ")
         if m.dtype != np.bool_ or m.ndim != 2 or m.shape[1] != len(names):
-            raise GudaError(f"group membership must be bool [n_images, {len(names)}], it is {m.dtype} {list(m.shape)}")
+            raise GudaError(
+                "group-membership-invalid",
+                f"group membership must be bool [n_images, {len(names)}], it is {m.dtype} {list(m.shape)}",
+            )
         if len(names) < 2:
             only = f" (only {names[0]!r})" if names else ""
             raise GudaError(
+                "groups-too-few",
                 f"attribution compares groups and needs at least two, found {len(names)}{only}; "
-                "label the images with two or more groups"
+                "label the images with two or more groups",
             )
         homeless = np.flatnonzero(~m.any(axis=1))
         if homeless.size:
-            raise GudaError(f"image {int(homeless[0])} is in no group; every image must be in one at least")
+            raise GudaError(
+                "image-without-group", f"image {int(homeless[0])} is in no group; every image must be in one at least"
+            )
         sizes = m.sum(axis=0)
         for name, size in zip(names, sizes, strict=True):
             if size == 0:
-                raise GudaError(f"group {name!r} has no images; drop it or add images to it")
+                raise GudaError("group-empty", f"group {name!r} has no images; drop it or add images to it")
         m.setflags(write=False)
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "membership", m)
@@ -93,17 +101,26 @@ class Groups:
         """A label per image, or a list of labels where an image is in several groups; whole numbers are taken as their
         decimal text, names are sorted naturally."""
         if isinstance(labels, str):
-            raise GudaError(f"labels must be a list with one label per image, not the text {labels!r}")
+            raise GudaError(
+                "labels-not-list", f"labels must be a list with one label per image, not the text {labels!r}"
+            )
         paths: list[list[Path]] = []
         for i, label in enumerate(labels):
             several = label if isinstance(label, list | tuple | set | frozenset) else [label]
             if not several:
-                raise GudaError(f"the labels of image {i} are an empty list; every image must be in one group at least")
+                raise GudaError(
+                    "label-empty",
+                    f"the labels of image {i} are an empty list; every image must be in one group at least",
+                )
             for one in several:
                 if isinstance(one, bool | np.bool_) or not isinstance(one, str | int | np.integer):
-                    raise GudaError(f"the label of image {i} is {one!r}; labels must be text or whole numbers")
+                    raise GudaError(
+                        "label-invalid", f"the label of image {i} is {one!r}; labels must be text or whole numbers"
+                    )
                 if not str(one).strip():
-                    raise GudaError(f"the label of image {i} is empty; every image must be in one group at least")
+                    raise GudaError(
+                        "label-empty", f"the label of image {i} is empty; every image must be in one group at least"
+                    )
             paths.append([(str(one),) for one in several])
         return cls.from_paths(paths)
 
@@ -146,8 +163,9 @@ class Groups:
             i = int(np.flatnonzero(inside.sum(axis=1) != 1)[0])
             where = choices(self.names[leaves[k]] for k in np.flatnonzero(inside[i])) or "no leaf of the tree"
             raise GudaError(
+                "groups-overlap",
                 f"image {i} is in {where}, and prompts, labels of a conditional model and noisy partitions need one "
-                "group for every image; use a method without them, or give each image one group"
+                "group for every image; use a method without them, or give each image one group",
             )
         labels = leaves[inside.argmax(axis=1)].astype(np.int64)
         labels.setflags(write=False)
@@ -202,15 +220,18 @@ class Groups:
         """Refuse a group without which nothing would be left to train on."""
         for name, size in zip(self.names, self.sizes, strict=True):
             if size == self.n_images:
-                raise GudaError(f"group {name!r} holds every image: without it nothing is left; drop it")
+                raise GudaError(
+                    "group-covers-all", f"group {name!r} holds every image: without it nothing is left; drop it"
+                )
 
     def check_apart(self, asked: Sequence[int]) -> None:
         """Refuse to rank a group against its own part."""
         for k in asked:
             if inside := [j for j in self.above(k) if j in asked]:
                 raise GudaError(
+                    "groups-nested",
                     f"{self.names[k]!r} is a part of {self.names[inside[-1]]!r}, so the two cannot be ranked against "
-                    "each other; ask for one of them"
+                    "each other; ask for one of them",
                 )
 
     def index(self, name: str) -> int:
@@ -218,7 +239,8 @@ class Groups:
             return self.names.index(name)
         except ValueError:
             raise GudaError(
-                f"unknown group {name!r}; the groups are {choices(self.names)}{suggestion(name, self.names)}"
+                "group-unknown",
+                f"unknown group {name!r}; the groups are {choices(self.names)}{suggestion(name, self.names)}",
             ) from None
 
     def members(self, k: int) -> np.ndarray:
@@ -277,7 +299,7 @@ class Groups:
                 membership[rows, k] = True
             parents = None if value.get("parents") is None else tuple(value["parents"])
         except (KeyError, TypeError, ValueError, IndexError) as e:
-            raise GudaError(f"stored groups are damaged ({e!r}); write them again") from None
+            raise GudaError("groups-damaged", f"stored groups are damaged ({e!r}); write them again") from None
         return cls(names, membership, parents)
 
     def __eq__(self, other: object) -> bool:
@@ -291,7 +313,9 @@ class Groups:
 
     def _column(self, k: int) -> int:
         if not 0 <= k < len(self):  # -1 would silently be the last group
-            raise GudaError(f"there is no group number {k}; the {len(self)} groups are numbered from 0")
+            raise GudaError(
+                "group-number-unknown", f"there is no group number {k}; the {len(self)} groups are numbered from 0"
+            )
         return int(k)
 
 
@@ -302,13 +326,22 @@ def _check_parents(
     if parents is None or all(p is None for p in parents):
         return None
     if len(parents) != len(names):
-        raise GudaError(f"{len(names)} groups but parents for {len(parents)}; give one each, or None at the top")
+        raise GudaError(
+            "group-parents-mismatch",
+            f"{len(names)} groups but parents for {len(parents)}; give one each, or None at the top",
+        )
     for k, p in enumerate(parents):
         if p is None:
             continue
         if isinstance(p, bool) or not isinstance(p, int | np.integer) or not 0 <= p < k:
-            raise GudaError(f"the parent of group {names[k]!r} is {p!r}; it must be the number of a group before it")
+            raise GudaError(
+                "group-parent-invalid",
+                f"the parent of group {names[k]!r} is {p!r}; it must be the number of a group before it",
+            )
         if (m[:, k] & ~m[:, p]).any():
             i = int(np.flatnonzero(m[:, k] & ~m[:, p])[0])
-            raise GudaError(f"image {i} is in {names[k]!r} but not in {names[p]!r}, which is above it; add it there")
+            raise GudaError(
+                "group-parent-membership",
+                f"image {i} is in {names[k]!r} but not in {names[p]!r}, which is above it; add it there",
+            )
     return tuple(None if p is None else int(p) for p in parents)

@@ -42,13 +42,16 @@ class ImageData:
         object.__setattr__(self, "images", check_pixels(self.images, "training images"))
         object.__setattr__(self, "ids", check_ids(self.ids, self.n, "training images"))
         if self.groups.n_images != self.n:
-            raise GudaError(f"{self.n} training images but group labels for {self.groups.n_images}; give one each")
+            raise GudaError(
+                "labels-count-mismatch",
+                f"{self.n} training images but group labels for {self.groups.n_images}; give one each",
+            )
         if self.contents is not None:
             object.__setattr__(self, "contents", _check_contents(self.contents, self.ids))
         try:
             object.__setattr__(self, "meta", json.loads(store.canonical(self.meta)))
         except (TypeError, ValueError) as e:
-            raise GudaError(f"meta of {self.name!r} must be plain JSON ({e})") from None
+            raise GudaError("meta-not-json", f"meta of {self.name!r} must be plain JSON ({e})") from None
 
     @classmethod
     def from_arrays(
@@ -151,29 +154,33 @@ class ImageData:
 
 def _check_contents(contents: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
     if isinstance(contents, str) or len(contents) != len(ids):
-        raise GudaError(f"{len(ids)} training images need {len(ids)} contents, one each, in a list")
+        raise GudaError(
+            "contents-count-mismatch", f"{len(ids)} training images need {len(ids)} contents, one each, in a list"
+        )
     for name, content in zip(ids, contents, strict=True):
         if not isinstance(content, str) or not content.strip():
-            raise GudaError(f"the content of image {name!r} is {content!r}; contents are non-empty texts")
+            raise GudaError(
+                "content-invalid", f"the content of image {name!r} is {content!r}; contents are non-empty texts"
+            )
     return tuple(str(c) for c in contents)
 
 
 def check_ids(ids: Sequence[str], n: int, what: str) -> tuple[str, ...]:
     """`n` different non-empty texts, as plain str."""
     if isinstance(ids, str):
-        raise GudaError(f"ids of {what} must be a list with one id per image, not the text {ids!r}")
+        raise GudaError("ids-not-list", f"ids of {what} must be a list with one id per image, not the text {ids!r}")
     if len(ids) != n:
-        raise GudaError(f"{n} {what} but {len(ids)} ids; give one id per image")
+        raise GudaError("ids-count-mismatch", f"{n} {what} but {len(ids)} ids; give one id per image")
     seen: set[str] = set()
     for i, name in enumerate(ids):
         if not isinstance(name, str) or not name.strip():
-            raise GudaError(f"id {i} of {what} is {name!r}; ids are non-empty texts")
+            raise GudaError("id-invalid", f"id {i} of {what} is {name!r}; ids are non-empty texts")
         if name in seen:
-            raise GudaError(f"id {name!r} of {what} occurs twice; ids must differ")
+            raise GudaError("id-duplicate", f"id {name!r} of {what} occurs twice; ids must differ")
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise GudaError(f"id {name!a} of {what} is not valid Unicode; rename it") from None
+            raise GudaError("id-encoding", f"id {name!a} of {what} is not valid Unicode; rename it") from None
         seen.add(name)
     return tuple(str(name) for name in ids)
 
@@ -193,13 +200,21 @@ def read_stack(folder: Path, kind: str, keys: set[str]) -> tuple[np.ndarray, dic
     """What write_stack wrote, the digest not yet checked."""
     index = store.read_json(folder / "index.json")
     if isinstance(index, dict) and index.get("kind", kind) != kind:
-        raise GudaError(f"{folder} holds {index['kind']}, not {kind}; give the folder the {kind} were saved to")
+        raise GudaError(
+            "stored-images-kind",
+            f"{folder} holds {index['kind']}, not {kind}; give the folder the {kind} were saved to",
+        )
     whole = isinstance(index, dict) and {"kind", "digest", *keys} <= index.keys()
     if not whole or not all(isinstance(index.get(key), kinds) for key, kinds in INDEX_TYPES.items()):
-        raise GudaError(f"{folder / 'index.json'} is not an index of stored {kind}; save the {kind} again")
+        raise GudaError(
+            "stored-index-invalid", f"{folder / 'index.json'} is not an index of stored {kind}; save the {kind} again"
+        )
     tensors, _ = store.read_tensors(folder / "images.safetensors")
     if set(tensors) != {"images"}:
-        raise GudaError(f"{folder / 'images.safetensors'} holds {sorted(tensors)}, not images; save them again")
+        raise GudaError(
+            "stored-images-invalid",
+            f"{folder / 'images.safetensors'} holds {sorted(tensors)}, not images; save them again",
+        )
     images = tensors["images"].numpy()
     images.setflags(write=False)  # nobody else holds it, so it need not be copied
     return images, index
@@ -207,4 +222,10 @@ def read_stack(folder: Path, kind: str, keys: set[str]) -> tuple[np.ndarray, dic
 
 def check_digest(folder: Path, found: str, recorded: str) -> None:
     if found != recorded:
-        raise Mismatch(f"{folder} has changed since it was saved (digest)", found, recorded, "save it again")
+        raise Mismatch(
+            "stored-images-changed",
+            f"{folder} has changed since it was saved (digest)",
+            found,
+            recorded,
+            "save it again",
+        )

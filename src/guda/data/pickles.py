@@ -119,10 +119,11 @@ def read_plain(path: Path) -> dict[str, Any]:
         [found] = machine.stack
         return {key: _array(value) if isinstance(value, Call) else value for key, value in _is(found, dict).items()}
     except OSError as e:
-        raise GudaError(f"cannot read {path}: {e.strerror}") from None
+        raise GudaError("pickle-unreadable", f"cannot read {path}: {e.strerror}") from None
     except (ValueError, KeyError, IndexError, TypeError, UnicodeError) as e:
         raise GudaError(
-            f"{path} is no whole pickle of plain arrays ({e}); fetch it again, or the binary version of the data"
+            "pickle-invalid",
+            f"{path} is no whole pickle of plain arrays ({e}); fetch it again, or the binary version of the data",
         ) from None
 
 

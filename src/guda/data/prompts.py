@@ -59,7 +59,9 @@ class Prompts:
         for name in groups or ():
             if name not in self.vocabularies:
                 known = self.vocabularies
-                raise GudaError(f"no prompts of style {name!r}; styles: {choices(known)}{suggestion(name, known)}")
+                raise GudaError(
+                    "style-unknown", f"no prompts of style {name!r}; styles: {choices(known)}{suggestion(name, known)}"
+                )
         wanted = set(self.vocabularies if groups is None else groups)
         return [(s, o, prompt) for (s, o), prompt in self.evaluation.items() if s in wanted]
 
@@ -81,11 +83,17 @@ class Prompts:
             )
             noted, found = value["digest"], prompts.digest
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise GudaError(f"{path} is damaged ({e!r}); {fix}") from None
+            raise GudaError("prompts-damaged", f"{path} is damaged ({e!r}); {fix}") from None
         if noted != found:
-            raise Mismatch(f"{path} was changed or damaged: digest", found, noted, fix)
+            raise Mismatch("prompts-damaged", f"{path} was changed or damaged: digest", found, noted, fix)
         if prompts.data_digest != data_digest:
-            raise Mismatch(f"{path} has prompts of other images: data", prompts.data_digest, data_digest, fix)
+            raise Mismatch(
+                "prompts-other-images",
+                f"{path} has prompts of other images: data",
+                prompts.data_digest,
+                data_digest,
+                fix,
+            )
         return prompts
 
     def _json(self) -> dict[str, Any]:
@@ -106,8 +114,9 @@ def build(
     """Prompts of these images, from the vocabulary of every style."""
     if data.contents is None:
         raise GudaError(
+            "contents-missing",
             f"data {data.name!r} do not say what each image shows, so no prompts can be made; "
-            "set data.content_by (e.g. level:2 for style/object/*.jpg)"
+            "set data.content_by (e.g. level:2 for style/object/*.jpg)",
         )
     words = {style: _vocabulary(style, vocabularies, config) for style in data.groups.leaf_names}
     labels = [data.groups.names[k] for k in data.groups.labels]
@@ -129,7 +138,8 @@ def build(
     for prompt, thing in pairs:
         if (found := parse(prompt, objects).object) != thing:
             raise GudaError(
-                f"objects {thing!r} and {found!r} cannot be told apart in the prompt {prompt!r}; rename one of them"
+                "objects-ambiguous",
+                f"objects {thing!r} and {found!r} cannot be told apart in the prompt {prompt!r}; rename one of them",
             )
     return Prompts(words, tuple(training), evaluation, data.digest, dict(dropped or {}))
 
@@ -143,8 +153,9 @@ def _vocabulary(style: str, vocabularies: Mapping[str, Sequence[str]], config: P
             "vlm": "raise images_per_style or words_per_image, or lower min_freq",
         }[config.source]
         raise GudaError(
+            "descriptors-too-few",
             f"style {style!r} has {len(found)} descriptor(s) ({choices(found) or 'none'}) and a prompt takes "
-            f"{config.per_prompt}; {more} (prompts section of the recipe)"
+            f"{config.per_prompt}; {more} (prompts section of the recipe)",
         )
     return found
 
@@ -153,12 +164,21 @@ def load_prompts(run: Run) -> Prompts:
     """The prompts of a run, built before."""
     path = run.path(*FILE)
     if run.recipe.prompts is None:
-        raise GudaError(f"the recipe of {run.root} has no prompts section; make a run from a recipe that has one")
+        raise GudaError(
+            "prompts-section-missing",
+            f"the recipe of {run.root} has no prompts section; make a run from a recipe that has one",
+        )
     if not path.is_file():
-        raise GudaError(f"{run.root} has no prompts yet; run: guda prompts build {run.root}")
+        raise GudaError("prompts-missing", f"{run.root} has no prompts yet; run: guda prompts build {run.root}")
     found = _loaded(str(path), path.stat().st_mtime_ns, run.info["data_digest"])
     if (noted := run.info.get("prompts_digest", found.digest)) != found.digest:
-        raise Mismatch(f"{path} holds other prompts than this run was begun with", found.digest, noted, "restore it")
+        raise Mismatch(
+            "prompts-changed",
+            f"{path} holds other prompts than this run was begun with",
+            found.digest,
+            noted,
+            "restore it",
+        )
     return found
 
 

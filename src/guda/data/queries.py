@@ -40,10 +40,12 @@ class Queries:
         prompts = self.prompts
         if prompts is not None:
             if isinstance(prompts, str) or len(prompts) != len(ids):
-                raise GudaError(f"{len(ids)} query images need {len(ids)} prompts, one each, in a list")
+                raise GudaError(
+                    "prompts-count-mismatch", f"{len(ids)} query images need {len(ids)} prompts, one each, in a list"
+                )
             for name, prompt in zip(ids, prompts, strict=True):
                 if not isinstance(prompt, str):
-                    raise GudaError(f"the prompt of query {name!r} is {prompt!r}; prompts are texts")
+                    raise GudaError("prompt-invalid", f"the prompt of query {name!r} is {prompt!r}; prompts are texts")
         order = sorted(range(len(ids)), key=ids.__getitem__)
         if order != list(range(len(ids))):
             images = images[order]
@@ -65,7 +67,9 @@ class Queries:
         pixels = as_pixels(images, layout)
         ids = [f"query-{i:06d}" for i in range(len(pixels))] if ids is None else ids
         if isinstance(prompts, str):
-            raise GudaError(f"prompts must be a list with one text per image, not the text {prompts!r}")
+            raise GudaError(
+                "prompts-not-list", f"prompts must be a list with one text per image, not the text {prompts!r}"
+            )
         return cls(tuple(ids), pixels, None if prompts is None else tuple(prompts), name)
 
     @classmethod
@@ -97,21 +101,22 @@ class Queries:
     def subset(self, ids: Sequence[str]) -> Queries:
         """The queries of these ids, each at most once."""
         if isinstance(ids, str):
-            raise GudaError(f"subset takes a list of query ids, not the text {ids!r}")
+            raise GudaError("ids-not-list", f"subset takes a list of query ids, not the text {ids!r}")
         if len(ids) == 0:
-            raise GudaError("subset got no query ids; give at least one")
+            raise GudaError("ids-empty", "subset got no query ids; give at least one")
         position = {name: i for i, name in enumerate(self.ids)}
         for name in ids:
             if name not in position:
                 raise GudaError(
-                    f"there is no query {name!r} among the {self.n} of {self.name!r}{suggestion(name, self.ids)}"
+                    "query-unknown",
+                    f"there is no query {name!r} among the {self.n} of {self.name!r}{suggestion(name, self.ids)}",
                 )
         return self._take([position[name] for name in ids])
 
     def shards(self, size: int) -> list[Queries]:
         """Consecutive pieces of at most `size` queries, in id order."""
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise GudaError(f"shard size must be a whole number, at least 1, got {size!r}")
+            raise GudaError("shard-size-invalid", f"shard size must be a whole number, at least 1, got {size!r}")
         return [self._take(range(i, min(i + size, self.n))) for i in range(0, self.n, size)]
 
     def check_shape(self, shape: Sequence[int]) -> None:
@@ -121,12 +126,15 @@ class Queries:
         if (qh, qw) != (h, w):
             fix = f"give --size {h}" if h == w else f"scale them to {w}x{h} before"
             raise GudaError(
+                "query-size-mismatch",
                 f"queries {self.name!r} are {qw}x{qh} pixels, the model takes {w}x{h}; {fix} "
-                "(better: generate them at the model's own size)"
+                "(better: generate them at the model's own size)",
             )
         if qc != c:
             fix = {1: "read them with mode L (grey)", 3: "read them with mode RGB"}.get(c, "use another model")
-            raise GudaError(f"queries {self.name!r} have {qc} channels, the model takes {c}; {fix}")
+            raise GudaError(
+                "query-channels-mismatch", f"queries {self.name!r} have {qc} channels, the model takes {c}; {fix}"
+            )
 
     def save(self, folder: str | Path) -> None:
         prompts = None if self.prompts is None else list(self.prompts)
@@ -165,5 +173,7 @@ def _read_prompts(path: Path, files: Sequence[str]) -> tuple[str, ...] | None:
     rows = match_rows(path, read_rows(path), files)
     for row in rows:
         if not isinstance(row.values.get("prompt"), str):  # "" is a prompt: the unconditional one
-            raise GudaError(f'{row.where}: no prompt; every row is {{"file_name": ..., "prompt": ...}}')
+            raise GudaError(
+                "metadata-prompt-missing", f'{row.where}: no prompt; every row is {{"file_name": ..., "prompt": ...}}'
+            )
     return tuple(row.values["prompt"] for row in rows)

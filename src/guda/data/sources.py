@@ -33,7 +33,7 @@ def source(name: str) -> Callable[[Loader], Loader]:
 
     def register(loader: Loader) -> Loader:
         if name in _SOURCES:
-            raise GudaError(f"data source {name!r} is already registered; choose another name")
+            raise GudaError("source-name-taken", f"data source {name!r} is already registered; choose another name")
         _SOURCES[name] = loader
         return loader
 
@@ -126,8 +126,9 @@ def load_source(
             return ImageData.from_folder(name, group_by=group_by, size=size, mode=mode, content_by=content_by)
     else:
         raise GudaError(
+            "source-unknown",
             f"unknown data source {name!r}; the sources are {choices(known_sources())}, "
-            f"and any path to an image folder{suggestion(name, known_sources())}"
+            f"and any path to an image folder{suggestion(name, known_sources())}",
         )
     given: dict[str, Any] = {
         "size": size, "group_by": group_by, "mode": mode, "content_by": content_by, "split": split, "variants": variants
@@ -137,8 +138,9 @@ def load_source(
     for key in options:
         if key not in takes:
             raise GudaError(
+                "source-option-unknown",
                 f"data source {name!r} does not take {key} (given: {options[key]!r}); "
-                + (f"it takes {choices(takes)}" if takes else "it takes no such options")
+                + (f"it takes {choices(takes)}" if takes else "it takes no such options"),
             )
     data = loader(**options)
     data = data if groups is None else data.branches(groups)
@@ -150,10 +152,15 @@ def load_source(
 def keep_contents(data: ImageData, n: int, seed: int) -> ImageData:
     """The images of `n` contents, in their old order; which ones depends on their names and `seed` alone."""
     if data.contents is None:
-        raise GudaError(f"limit_contents: data {data.name!r} do not say what each image shows; give content_by")
+        raise GudaError(
+            "contents-missing", f"limit_contents: data {data.name!r} do not say what each image shows; give content_by"
+        )
     names = sorted(set(data.contents))
     if n > len(names):
-        raise GudaError(f"limit_contents = {n}, but the images of {data.name!r} show {len(names)} different things")
+        raise GudaError(
+            "contents-too-few",
+            f"limit_contents = {n}, but the images of {data.name!r} show {len(names)} different things",
+        )
     kept = set(ordered(names, seed, "contents")[:n])
     taken = data.take(np.array([i for i, content in enumerate(data.contents) if content in kept]))
     return replace(taken, meta={**data.meta, "limit_contents": int(n), "limit_seed": int(seed)})
@@ -168,7 +175,7 @@ def limit_groups(data: ImageData, limit: int, seed: int) -> ImageData:
     """
     for what, value, least in (("limit_per_group", limit, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise GudaError(f"{what} must be a whole number, at least {least}, got {value!r}")
+            raise GudaError("number-invalid", f"{what} must be a whole number, at least {least}, got {value!r}")
     kept = []
     for k in data.groups.leaves:
         name = data.groups.names[k]

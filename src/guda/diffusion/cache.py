@@ -63,7 +63,9 @@ def _kept(path: Path, header: dict[str, str], make: Callable[[], dict[str, torch
                 write_tensors(path, make(), header)
     tensors, found = read_tensors(path)
     if found != header:
-        raise Mismatch(f"{path} was made from something else", found, header, "delete it and run the command again")
+        raise Mismatch(
+            "cache-stale", f"{path} was made from something else", found, header, "delete it and run the command again"
+        )
     return tensors
 
 

@@ -31,10 +31,14 @@ def _solver(denoiser: Denoiser, steps: int) -> Any:
     from diffusers import DDIMScheduler
 
     if denoiser.scheduler is None:
-        raise GudaError("the denoiser has no diffusers scheduler, so it cannot be sampled from")
+        raise GudaError(
+            "denoiser-without-scheduler", "the denoiser has no diffusers scheduler, so it cannot be sampled from"
+        )
     if isinstance(denoiser.schedule, FlowSchedule):
         if denoiser.frozen is None:
-            raise GudaError("pictures of an unconditional flow-matching model are not supported")
+            raise GudaError(
+                "flow-sampling-unsupported", "pictures of an unconditional flow-matching model are not supported"
+            )
         from guda.diffusion.generate import sampler
 
         return sampler(denoiser, steps)
@@ -57,7 +61,7 @@ def ddim(
     """uint8 [n, C, H, W], one picture per row of `noise`; `guidance` > 1 moves away from the empty prompt."""
     n = len(noise)
     if prompts is not None and len(prompts) != n:
-        raise GudaError(f"{len(prompts)} prompts for {n} pictures; give one each")
+        raise GudaError("prompts-count-mismatch", f"{len(prompts)} prompts for {n} pictures; give one each")
     guided = guidance > 1 and denoiser.frozen is not None
     out = []
     starts = range(0, n, block)

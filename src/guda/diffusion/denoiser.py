@@ -71,21 +71,38 @@ class Denoiser:
         n_classes = None
         if config is not None and hasattr(config, "sample_size"):
             if shape is None and config.sample_size is None:
-                raise GudaError("the network's config.json has no sample_size; write its image size (pixels) there")
+                raise GudaError(
+                    "sample-size-missing",
+                    "the network's config.json has no sample_size; write its image size (pixels) there",
+                )
             if shape is None:
                 size = config.sample_size
                 shape = (config.in_channels, *((size, size) if isinstance(size, int) else size))
             if config.out_channels == 2 * config.in_channels:
-                raise GudaError("the network has a learned-variance head (twice the channels); not supported")
+                raise GudaError(
+                    "network-variance-learned",
+                    "the network has a learned-variance head (twice the channels); not supported",
+                )
             if config.out_channels != config.in_channels:
-                raise GudaError(f"the network maps {config.in_channels} channels to {config.out_channels}")
+                raise GudaError(
+                    "network-channels-differ",
+                    f"the network maps {config.in_channels} channels to {config.out_channels}",
+                )
             if getattr(config, "class_embed_type", None) is not None:
-                raise GudaError("the network has a class_embed_type; guda conditions on num_class_embeds or on text")
+                raise GudaError(
+                    "class-embedding-unsupported",
+                    "the network has a class_embed_type; guda conditions on num_class_embeds or on text",
+                )
             if frozen is None and hasattr(config, "cross_attention_dim"):
-                raise GudaError("the network listens to text; load its whole pipeline folder, text encoder included")
+                raise GudaError(
+                    "pipeline-required",
+                    "the network listens to text; load its whole pipeline folder, text encoder included",
+                )
             n_classes = getattr(config, "num_class_embeds", None)
         if shape is None:
-            raise GudaError("give the image shape (C, H, W): the module has no config to read it from")
+            raise GudaError(
+                "image-shape-missing", "give the image shape (C, H, W): the module has no config to read it from"
+            )
         schedule = Schedule.from_scheduler(scheduler)
         return cls(module, schedule, shape, n_classes=n_classes, scheduler=scheduler, frozen=frozen)
 
@@ -110,7 +127,10 @@ class Denoiser:
     def raw(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
         """The network's native output."""
         if self.conditional and cond is None:
-            raise GudaError(f"this model is {self.kind}: every image needs its {self.told} (a prompts.jsonl file)")
+            raise GudaError(
+                "prompts-required",
+                f"this model is {self.kind}: every image needs its {self.told} (a prompts.jsonl file)",
+            )
         t = self.schedule.network_time(t)
         if self.frozen is not None and cond is not None:
             return self.frozen.call(self.module, x_t, t, cond)
@@ -163,14 +183,20 @@ class Denoiser:
             return self.frozen.condition(prompts)
         if not self.conditional:
             if prompts is not None:
-                raise GudaError("the model is unconditional but the queries have prompts; remove prompts.jsonl")
+                raise GudaError(
+                    "prompts-unexpected",
+                    "the model is unconditional but the queries have prompts; remove prompts.jsonl",
+                )
             return None
         if prompts is None:
-            raise GudaError(f"this model is {self.kind}: every image needs its {self.told} (a prompts.jsonl file)")
+            raise GudaError(
+                "prompts-required",
+                f"this model is {self.kind}: every image needs its {self.told} (a prompts.jsonl file)",
+            )
         assert self.n_classes is not None
         for p in prompts:
             if not p.isdigit() or int(p) >= self.n_classes:
-                raise GudaError(f"class {p!r} is not one of 0..{self.n_classes - 1}")
+                raise GudaError("class-unknown", f"class {p!r} is not one of 0..{self.n_classes - 1}")
         return Cond({"class_labels": torch.tensor([int(p) for p in prompts])})
 
     # ---- weights --------------------------------------------------------------------------------------------
@@ -195,16 +221,21 @@ class Denoiser:
     def check_finite(self, where: str, why: str = "the checkpoint is broken") -> None:
         for name, value in self.weights().items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise NotFinite(f"{where}: weight {name!r} holds NaN or infinity; {why}")
+                raise NotFinite("weights-not-finite", f"{where}: weight {name!r} holds NaN or infinity; {why}")
 
     def check_weights(self, state: Mapping[str, torch.Tensor], where: str) -> None:
         mine = self.weights()
         if set(mine) != set(state):
             odd = sorted(set(mine) ^ set(state))[0]
-            raise GudaError(f"{where} does not fit this network: weight {odd!r} is on one side only")
+            raise GudaError(
+                "weights-mismatch", f"{where} does not fit this network: weight {odd!r} is on one side only"
+            )
         for name, value in state.items():
             if value.shape != mine[name].shape:
-                raise GudaError(f"{where}: {name!r} is {tuple(value.shape)}, the network has {tuple(mine[name].shape)}")
+                raise GudaError(
+                    "weight-shape-mismatch",
+                    f"{where}: {name!r} is {tuple(value.shape)}, the network has {tuple(mine[name].shape)}",
+                )
 
     def with_weights(self, state: Mapping[str, torch.Tensor]) -> Denoiser:
         """A second network of the same kind; this one is left alone."""

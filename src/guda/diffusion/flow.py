@@ -35,7 +35,10 @@ class FlowSchedule(Schedule):
     @classmethod
     def of(cls, T: int, shift: float = 1.0) -> FlowSchedule:
         if T < 2 or not shift > 0:
-            raise GudaError(f"flow matching needs at least two timesteps and a positive shift, not {T} and {shift}")
+            raise GudaError(
+                "flow-schedule-invalid",
+                f"flow matching needs at least two timesteps and a positive shift, not {T} and {shift}",
+            )
         log_abar = -np.logaddexp(0, -_log_snr(T, shift))
         steps = np.diff(log_abar, prepend=0.0)
         return cls(-np.expm1(steps), "flow", float(shift))
@@ -46,15 +49,17 @@ class FlowSchedule(Schedule):
         for field in ("use_dynamic_shifting", "invert_sigmas"):
             if config.get(field):
                 raise GudaError(
+                    "scheduler-shift-dynamic",
                     f"scheduler {name} has {field}, so its noise levels depend on more than t; set {field} to false "
-                    "and a fixed shift in scheduler_config.json"
+                    "and a fixed shift in scheduler_config.json",
                 )
         return cls.of(int(config["num_train_timesteps"]), float(config["shift"]))
 
     def __post_init__(self) -> None:
         if self.prediction != "flow":
             raise GudaError(
-                f"a flow-matching schedule goes with networks that predict velocities, not {self.prediction}"
+                "flow-prediction-mismatch",
+                f"a flow-matching schedule goes with networks that predict velocities, not {self.prediction}",
             )
 
     @cached_property

@@ -92,7 +92,10 @@ class Frozen(ABC):
             c, h, w = self.image_shape
             found = "x".join(str(n) for n in images.shape[1:])
             fix = f"give --size {h}" if images.shape[2:] != (h, w) else f"set data.mode: {'RGB' if c == 3 else 'L'}"
-            raise GudaError(f"the model takes pictures of {c}x{h}x{w} (channels, height, width), got {found}; {fix}")
+            raise GudaError(
+                "image-shape-mismatch",
+                f"the model takes pictures of {c}x{h}x{w} (channels, height, width), got {found}; {fix}",
+            )
 
 
 def from_source(value: dict[str, Any]) -> Frozen:
@@ -105,4 +108,4 @@ def from_source(value: dict[str, Any]) -> Frozen:
         from guda.diffusion.pipelines import frozen_of
 
         return frozen_of(value["path"], value.get("lora"))
-    raise GudaError(f"unknown frozen part {value.get('kind')!r}; written by a newer guda?")
+    raise GudaError("frozen-part-unknown", f"unknown frozen part {value.get('kind')!r}; written by a newer guda?")

@@ -36,7 +36,9 @@ class LatentFrozen(Frozen):
         each part on disk; tokenizers: digest of their files."""
         super().__init__()
         if sample_size is None:
-            raise GudaError("the network's config.json has no sample_size; write its latent size there")
+            raise GudaError(
+                "sample-size-missing", "the network's config.json has no sample_size; write its latent size there"
+            )
         self.vae, self.texts, self.options = Vae(vae), dict(texts), dict(options or {})
         self._source, self._stored, self._tokenizers = dict(source), dict(stored or {}), tokenizers
         h, w = (sample_size, sample_size) if isinstance(sample_size, int) else (int(n) for n in sample_size)

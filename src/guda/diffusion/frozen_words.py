@@ -26,7 +26,8 @@ ENCODERS = {"minilm": 384}  # name -> width of its token embeddings
 def text_width(encoder: str) -> int:
     if encoder not in ENCODERS:
         raise GudaError(
-            f"model.text {encoder!r} is unknown; a network trained here can listen to {', '.join(ENCODERS)}"
+            "text-encoder-unknown",
+            f"model.text {encoder!r} is unknown; a network trained here can listen to {', '.join(ENCODERS)}",
         )
     return ENCODERS[encoder]
 
@@ -38,7 +39,9 @@ class Words(Frozen):
         self.encoder, self.length, self.patch = encoder, int(length), int(patch)
         c, h, w = (int(n) for n in image_shape)
         if h % patch or w % patch:
-            raise GudaError(f"model.patch {patch} does not divide pictures of {w}x{h} pixels; choose another")
+            raise GudaError(
+                "patch-size-mismatch", f"model.patch {patch} does not divide pictures of {w}x{h} pixels; choose another"
+            )
         self.image_shape, self.shape = (c, h, w), (c * patch * patch, h // patch, w // patch)
 
     def encode(self, images: np.ndarray) -> torch.Tensor:

@@ -16,11 +16,11 @@ def fuse(pipeline: str, network: str, parts: Mapping[str, Any], lora: str) -> bo
 
     file = Path(lora).expanduser()
     if not file.is_file() or file.suffix != ".safetensors":
-        raise GudaError(f"model.lora {lora!r} is not a .safetensors file")
+        raise GudaError("lora-file-invalid", f"model.lora {lora!r} is not a .safetensors file")
     try:
         import peft  # noqa: F401
     except ImportError:
-        raise GudaError("model.lora needs peft; run: pip install 'guda[lora]'") from None
+        raise GudaError("package-missing", "model.lora needs peft; run: pip install 'guda[lora]'") from None
     cls = getattr(diffusers, pipeline)
     takes = inspect.signature(cls.__init__).parameters
     # parts that do not matter here are left out, and so is what would warn of their absence
@@ -33,10 +33,14 @@ def fuse(pipeline: str, network: str, parts: Mapping[str, Any], lora: str) -> bo
         pipe.fuse_lora(components=[c for c in pipe._lora_loadable_modules if getattr(pipe, c, None) is not None])
         pipe.unload_lora_weights()
     except Exception as e:  # diffusers and peft raise many kinds; each means that the file does not fit
-        raise GudaError(f"model.lora {lora} does not fit this {pipeline}: {str(e).splitlines()[0]}") from e
+        raise GudaError(
+            "lora-mismatch", f"model.lora {lora} does not fit this {pipeline}: {str(e).splitlines()[0]}"
+        ) from e
     moved = [name for name in before if _sums(parts[name]) != before[name]]
     if network not in moved:
-        raise GudaError(f"model.lora {lora} changes no weight of the network; was it made for another model?")
+        raise GudaError(
+            "lora-without-effect", f"model.lora {lora} changes no weight of the network; was it made for another model?"
+        )
     return any(name.startswith("text_encoder") for name in moved)
 
 

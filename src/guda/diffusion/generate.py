@@ -27,7 +27,9 @@ def sampler(denoiser: Denoiser, steps: int) -> Any:
     from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 
     if denoiser.scheduler is None:
-        raise GudaError("the denoiser has no diffusers scheduler, so it cannot be sampled from")
+        raise GudaError(
+            "denoiser-without-scheduler", "the denoiser has no diffusers scheduler, so it cannot be sampled from"
+        )
     config = denoiser.scheduler.config
     if isinstance(denoiser.schedule, FlowSchedule):
         solver = FlowMatchEulerDiscreteScheduler.from_config(config)
@@ -54,9 +56,11 @@ def generate(
     from diffusers.utils.torch_utils import randn_tensor
 
     if denoiser.frozen is None:
-        raise GudaError(f"pictures for prompts need a text-to-image model, this one is {denoiser.kind}")
+        raise GudaError(
+            "text-model-required", f"pictures for prompts need a text-to-image model, this one is {denoiser.kind}"
+        )
     if not prompts:
-        raise GudaError("no prompts to draw pictures for")
+        raise GudaError("prompts-empty", "no prompts to draw pictures for")
     guided = guidance > 1
     out = []
     blocks = [list(prompts[i : i + block]) for i in range(0, len(prompts), block)]

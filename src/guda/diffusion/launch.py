@@ -36,8 +36,9 @@ class Launch:
         mean over processes is the mean over the batch)."""
         if batch < self.world * accumulate:
             raise GudaError(
+                "batch-indivisible",
                 f"training.batch = {batch} cannot be shared by {self.world} processes in {accumulate} pieces each; "
-                "use fewer of them, or a larger batch"
+                "use fewer of them, or a larger batch",
             )
         cuts = np.array_split(np.arange(batch), self.world * accumulate)[self.rank * accumulate :][:accumulate]
         return [(slice(int(c[0]), int(c[-1]) + 1), len(c) * self.world / batch) for c in cuts]

@@ -169,7 +169,9 @@ def dopri5(path: Path, z: torch.Tensor, ends: np.ndarray, tolerance: float) -> t
             rtol=tolerance, atol=tolerance, method="dopri5",
         )  # fmt: skip
     except AssertionError as e:  # how torchdiffeq says that its step has shrunk to nothing
-        raise GudaError(f"the adaptive solver gave up ({str(e) or 'step too small'}); use --solver heun") from None
+        raise GudaError(
+            "solver-failed", f"the adaptive solver gave up ({str(e) or 'step too small'}); use --solver heun"
+        ) from None
     return states[-1], totals[-1]
 
 
@@ -178,7 +180,8 @@ def need_torchdiffeq() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         from torchdiffeq import odeint
     except ImportError:
         raise GudaError(
-            "the adaptive solver needs torchdiffeq: pip install 'guda[likelihood]', or use --solver heun"
+            "package-missing",
+            "the adaptive solver needs torchdiffeq: pip install 'guda[likelihood]', or use --solver heun",
         ) from None
     found: Callable[..., tuple[torch.Tensor, torch.Tensor]] = odeint
     return found
@@ -211,7 +214,10 @@ def log_likelihoods(
         values = (prior + total - size * math.log(norm)).cpu().numpy()
         if not np.isfinite(values).all():
             bad = names[int(np.argwhere(~np.isfinite(values))[0, 1])]
-            raise NotFinite(f"log p of {bad!r} is not a number: are the weights sound? If they are, use more --steps")
+            raise NotFinite(
+                "likelihood-not-finite",
+                f"log p of {bad!r} is not a number: are the weights sound? If they are, use more --steps",
+            )
         found[rows, columns], calls[rows, columns] = values[:, : columns.stop - columns.start], path.calls
     return found, calls
 

@@ -27,7 +27,7 @@ def _net_class(name: str) -> Any:
         import diffusers
 
         return getattr(diffusers, name)
-    raise GudaError(f"network class {name!r} is not supported; guda reads {', '.join(NETS)}")
+    raise GudaError("network-unsupported", f"network class {name!r} is not supported; guda reads {', '.join(NETS)}")
 
 
 def make_scheduler(text: str) -> Any:
@@ -41,8 +41,9 @@ def make_scheduler(text: str) -> Any:
     steps, _, prediction = rest.partition(":")
     if kind not in SCHEDULES or not steps.isdigit() or int(steps) < 2:
         raise GudaError(
+            "scheduler-invalid",
             f"scheduler {text!r} is neither a folder with scheduler_config.json nor KIND:STEPS[:PREDICTION] "
-            f"with KIND one of {', '.join(SCHEDULES)}, e.g. linear:1000"
+            f"with KIND one of {', '.join(SCHEDULES)}, e.g. linear:1000",
         )
     return DDPMScheduler(num_train_timesteps=int(steps), beta_schedule=kind, prediction_type=prediction or "epsilon")
 
@@ -53,7 +54,7 @@ def read_scheduler(folder: Path) -> Any:
     config = _read_config(folder / "scheduler_config.json")
     cls = getattr(diffusers, str(config.get("_class_name")), None)
     if cls is None:
-        raise GudaError(f"{folder}: diffusers has no scheduler {config.get('_class_name')!r}")
+        raise GudaError("scheduler-unknown", f"{folder}: diffusers has no scheduler {config.get('_class_name')!r}")
     return cls.from_pretrained(str(folder))
 
 
@@ -61,7 +62,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as e:
-        raise GudaError(f"{path} cannot be read: {e}") from None
+        raise GudaError("model-config-unreadable", f"{path} cannot be read: {e}") from None
 
 
 def find_folder(path: str) -> Path:
@@ -84,12 +85,16 @@ def load(path: str, scheduler: str | None = None, lora: str | None = None) -> tu
             module, frozen = read_pipeline(folder, path, _read_net, lora)
             return module, noise, frozen
         if "unet" not in index or "scheduler" not in index:
-            raise GudaError(f"{folder}/model_index.json names no unet and scheduler; not a DDPM-like pipeline")
+            raise GudaError(
+                "pipeline-unsupported",
+                f"{folder}/model_index.json names no unet and scheduler; not a DDPM-like pipeline",
+            )
         more = sorted(k for k, v in index.items() if not k.startswith("_") and k not in ("unet", "scheduler") and v)
         if more:  # a VAE or a text encoder: the unet alone would be scored in the wrong space
             raise GudaError(
+                "pipeline-unsupported",
                 f"{folder} is a {index.get('_class_name')}, a pipeline with {', '.join(more)}; guda reads "
-                f"{', '.join(PIPELINES)} and pixel models (unet, scheduler)"
+                f"{', '.join(PIPELINES)} and pixel models (unet, scheduler)",
             )
         cls = _net_class(index["unet"][1])
         net_folder = folder / "unet"
@@ -101,9 +106,14 @@ def load(path: str, scheduler: str | None = None, lora: str | None = None) -> tu
              if (f / "scheduler_config.json").is_file()), folder,
         )  # fmt: skip
     else:
-        raise GudaError(f"{folder} holds neither model_index.json nor config.json; give a diffusers model folder")
+        raise GudaError(
+            "model-folder-invalid",
+            f"{folder} holds neither model_index.json nor config.json; give a diffusers model folder",
+        )
     if lora is not None:
-        raise GudaError(f"model.lora is for text-to-image pipelines ({', '.join(PIPELINES)}), not {folder}")
+        raise GudaError(
+            "lora-unsupported", f"model.lora is for text-to-image pipelines ({', '.join(PIPELINES)}), not {folder}"
+        )
     noise = _scheduler(folder, found, scheduler)
     module = _read_net(cls, net_folder)
     frozen = from_source(_read_config(folder / FROZEN)) if (folder / FROZEN).is_file() else None
@@ -115,24 +125,30 @@ def _scheduler(folder: Path, found: Path, given: str | None) -> Any:
         return make_scheduler(given)
     if not (found / "scheduler_config.json").is_file():
         raise GudaError(
+            "schedule-missing",
             f"{folder} has no noise schedule (scheduler_config.json); say which one it was trained with, "
-            "e.g. --scheduler linear:1000 or --scheduler FOLDER"
+            "e.g. --scheduler linear:1000 or --scheduler FOLDER",
         )
     return read_scheduler(found)
 
 
 def _read_net(cls: Any, folder: Path) -> Any:
     if not any(folder.glob("*.safetensors")):
-        raise GudaError(f"{folder} holds no .safetensors weights (pickled .bin files are not read); re-save it")
+        raise GudaError(
+            "weights-not-safetensors",
+            f"{folder} holds no .safetensors weights (pickled .bin files are not read); re-save it",
+        )
     try:
         module, info = cls.from_pretrained(
             str(folder), use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
         )
     except Exception as e:  # diffusers raises many kinds for a damaged file; each means the same to a user
-        raise GudaError(f"{folder} cannot be loaded: {str(e).splitlines()[0]}") from e
+        raise GudaError("model-unloadable", f"{folder} cannot be loaded: {str(e).splitlines()[0]}") from e
     # diffusers fills a missing weight with random numbers and drops an unknown one, with a warning only
     if odd := [*info["missing_keys"], *info["unexpected_keys"]]:
-        raise GudaError(f"{folder}: weights and config.json do not fit; {odd[0]!r} is on one side only")
+        raise GudaError(
+            "weights-mismatch", f"{folder}: weights and config.json do not fit; {odd[0]!r} is on one side only"
+        )
     return module.float()
 
 
@@ -140,7 +156,7 @@ def _download(path: str) -> Path:
     from huggingface_hub import snapshot_download
 
     if path.startswith((".", "/")) or path.count("/") != 1:
-        raise GudaError(f"model {path!r}: no such folder, and not a Hub id (owner/name)")
+        raise GudaError("model-missing", f"model {path!r}: no such folder, and not a Hub id (owner/name)")
     try:
         folder = Path(snapshot_download(path, allow_patterns=["*.json"]))
         wanted, unwanted = ["*.json", "*.safetensors"], ["*.fp16.safetensors", "*.non_ema.safetensors"]
@@ -152,15 +168,22 @@ def _download(path: str) -> Path:
                 wanted = ["model_index.json", *download_patterns(index)]
         return Path(snapshot_download(path, allow_patterns=wanted, ignore_patterns=unwanted))
     except Exception as e:  # offline, missing, gated: huggingface_hub has a class for each
-        raise GudaError(f"model {path!r}: no such folder, and the Hub says: {str(e).splitlines()[0]}") from e
+        raise GudaError(
+            "model-hub-error", f"model {path!r}: no such folder, and the Hub says: {str(e).splitlines()[0]}"
+        ) from e
 
 
 def save(denoiser: Denoiser, folder: Path) -> None:
     module, scheduler = denoiser.module, denoiser.scheduler
     if not hasattr(module, "save_pretrained") or type(module).__name__ not in NETS:
-        raise GudaError(f"{type(module).__name__} cannot be saved as a diffusers folder; use one of {', '.join(NETS)}")
+        raise GudaError(
+            "network-not-saveable",
+            f"{type(module).__name__} cannot be saved as a diffusers folder; use one of {', '.join(NETS)}",
+        )
     if scheduler is None:
-        raise GudaError("the denoiser has no diffusers scheduler to save beside its weights")
+        raise GudaError(
+            "denoiser-without-scheduler", "the denoiser has no diffusers scheduler to save beside its weights"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     saver: Any = module
     saver.save_pretrained(str(folder / "unet"), safe_serialization=True)

@@ -39,12 +39,14 @@ def wrap(module: nn.Module, rank: int, *key: str | int) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise GudaError(
-            "LoRA (store = lora:R, training.lora) needs the peft library; install it with: pip install guda[lora]"
+            "package-missing",
+            "LoRA (store = lora:R, training.lora) needs the peft library; install it with: pip install guda[lora]",
         ) from None
     names = targets(module)
     if not names:
         raise GudaError(
-            f"{type(module).__name__} has no linear layer or convolution for LoRA to adapt; use store = fp32"
+            "lora-layers-missing",
+            f"{type(module).__name__} has no linear layer or convolution for LoRA to adapt; use store = fp32",
         )
     # one pattern of whole names: a list would also match layers that merely end in one of them
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="|".join(map(re.escape, names)))

@@ -43,7 +43,13 @@ def load_data(run: Run) -> ImageData:
     index = folder / "index.json"
     data = _data(str(folder), index.stat().st_mtime_ns) if index.is_file() else ImageData.load(folder)
     if (expected := run.info.get("data_digest")) != data.digest:
-        raise Mismatch(f"{folder} holds other images than the run was made from", data.digest, expected, "restore it")
+        raise Mismatch(
+            "data-changed",
+            f"{folder} holds other images than the run was made from",
+            data.digest,
+            expected,
+            "restore it",
+        )
     return data
 
 
@@ -72,7 +78,7 @@ def network(config: ModelConfig, shape: tuple[int, int, int]) -> tuple[Any, Any]
     """The module of the recipe's architecture for images of `shape` (C, H, W), and what is frozen beside it."""
     channels, height, width = shape
     if height != width:
-        raise GudaError(f"images are {width}x{height}; training needs square images: give --size N")
+        raise GudaError("image-not-square", f"images are {width}x{height}; training needs square images: give --size N")
     options = {"sample_size": height, "in_channels": channels, "out_channels": channels} | config.options
     try:
         if config.net == "mlp":
@@ -92,7 +98,9 @@ def network(config: ModelConfig, shape: tuple[int, int, int]) -> tuple[Any, Any]
 
         return UNet2DModel(**options), None
     except (TypeError, ValueError, RuntimeError) as e:
-        raise GudaError(f"model.options do not make a {config.net} network: {str(e).splitlines()[0]}") from None
+        raise GudaError(
+            "model-options-invalid", f"model.options do not make a {config.net} network: {str(e).splitlines()[0]}"
+        ) from None
 
 
 def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
@@ -100,11 +108,16 @@ def build(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
     from guda.diffusion.loading import make_scheduler
 
     if config.scheduler is None:
-        raise GudaError("model.scheduler is needed to train a model, e.g. squaredcos_cap_v2:1000")
+        raise GudaError(
+            "scheduler-not-given", "model.scheduler is needed to train a model, e.g. squaredcos_cap_v2:1000"
+        )
     module, frozen = network(config, shape)
     denoiser = Denoiser.from_module(module, make_scheduler(config.scheduler), frozen=frozen)
     if denoiser.shape != (tuple(shape) if frozen is None else frozen.shape):
-        raise GudaError(f"model.options make a network for {denoiser.shape}, the images are {tuple(shape)}")
+        raise GudaError(
+            "model-options-mismatch",
+            f"model.options make a network for {denoiser.shape}, the images are {tuple(shape)}",
+        )
     return denoiser
 
 
@@ -120,7 +133,9 @@ def resolve(run: Run, name: str) -> str:
     """`base` of a run without a given model is the full model of the recipe's seed."""
     if name == "base" and run.recipe.model.path is None:
         if run.recipe.training is None:
-            raise GudaError(f"{run.root} has neither a model nor a training section; give --model to guda init")
+            raise GudaError(
+                "model-not-given", f"{run.root} has neither a model nor a training section; give --model to guda init"
+            )
         return full_name(run.recipe.training.seed)
     return name
 
@@ -142,10 +157,16 @@ def model_digest(run: Run, name: str) -> str:
 def _load(path: str, scheduler: str | None, expected: str, frozen: str | None, lora: str | None = None) -> Denoiser:
     denoiser = Denoiser.from_pretrained(path, scheduler, lora)
     if (found := denoiser.digest()) != expected:
-        raise Mismatch(f"{path}: digest of the weights", found, expected, "the model changed since; use another run")
+        raise Mismatch(
+            "model-changed",
+            f"{path}: digest of the weights",
+            found,
+            expected,
+            "the model changed since; use another run",
+        )
     if frozen is not None and denoiser.frozen is not None and (found := denoiser.frozen.digest()) != frozen:
         what = f"{path}: digest of its VAE and text encoders"
-        raise Mismatch(what, found, frozen, "the pipeline changed since; use another run")
+        raise Mismatch("pipeline-changed", what, found, frozen, "the pipeline changed since; use another run")
     return denoiser.to(default_device())
 
 
@@ -155,11 +176,13 @@ def load_model(run: Run, name: str) -> Denoiser:
     if name in GIVEN:
         path = run.recipe.model.path if name == "base" else run.recipe.model.start
         if path is None:
-            raise GudaError(f"{run.root}: the recipe names no pretrained start (model.start)")
+            raise GudaError(
+                "pretrained-start-missing", f"{run.root}: the recipe names no pretrained start (model.start)"
+            )
         return _load(path, run.recipe.model.scheduler, model_digest(run, name), frozen, run.recipe.model.lora)
     folder = run.path("models", name)
     if not (folder / CARD).is_file():
-        raise GudaError(f"{run.root} has no trained model yet; run: guda train {run.root}")
+        raise GudaError("model-not-trained", f"{run.root} has no trained model yet; run: guda train {run.root}")
     return _load(str(folder), None, model_digest(run, name), frozen)
 
 
@@ -195,7 +218,10 @@ def train_evals(run: Run) -> int:
 
 def need_training(run: Run):  # type: ignore[no-untyped-def]
     if run.recipe.training is None:
-        raise GudaError(f"{run.root}: the recipe has no `training` section, so nothing can be trained or retrained")
+        raise GudaError(
+            "training-section-missing",
+            f"{run.root}: the recipe has no `training` section, so nothing can be trained or retrained",
+        )
     return run.recipe.training
 
 

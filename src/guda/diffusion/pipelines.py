@@ -142,18 +142,29 @@ def _check_parts(folder: Path, kind: Kind, index: Mapping[str, Any]) -> None:
     wanted |= {tokenizer_of(t): TOKENIZERS for t in present}
     for part, classes in wanted.items():
         if (name := _named(index, part)) is None or not (folder / part).is_dir():
-            raise GudaError(f"{folder} is a {index['_class_name']} without its {part}; get the whole pipeline folder")
+            raise GudaError(
+                "pipeline-part-missing",
+                f"{folder} is a {index['_class_name']} without its {part}; get the whole pipeline folder",
+            )
         if name not in classes:
-            raise GudaError(f"{folder}: {part} is a {name}; guda reads {', '.join(classes)} there")
+            raise GudaError(
+                "pipeline-part-unsupported", f"{folder}: {part} is a {name}; guda reads {', '.join(classes)} there"
+            )
 
 
 def _check_net(folder: Path, module: Any) -> None:
     """Networks that want to be told more than a pipeline of this kind says."""
     for field in ("time_cond_proj_dim", "encoder_hid_dim_type"):
         if module.config.get(field) is not None:
-            raise GudaError(f"{folder}: the network has {field} (a distilled or adapted model); not supported")
+            raise GudaError(
+                "network-feature-unsupported",
+                f"{folder}: the network has {field} (a distilled or adapted model); not supported",
+            )
     if module.config.get("addition_embed_type") not in (None, "text_time"):
-        raise GudaError(f"{folder}: the network has addition_embed_type {module.config['addition_embed_type']!r}")
+        raise GudaError(
+            "network-feature-unsupported",
+            f"{folder}: the network has addition_embed_type {module.config['addition_embed_type']!r}",
+        )
 
 
 @contextmanager
@@ -167,16 +178,23 @@ def _reading(folder: Path) -> Iterator[None]:
 
 def _checked(folder: Path, model: Any, info: Mapping[str, Any]) -> Any:
     if missing := sorted(info["missing_keys"]):
-        raise GudaError(f"{folder}: its weights lack {missing[0]!r}; get the whole pipeline folder again")
+        raise GudaError(
+            "weights-missing", f"{folder}: its weights lack {missing[0]!r}; get the whole pipeline folder again"
+        )
     if bad := [n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())]:
-        raise GudaError(f"{folder}: weight {bad[0]!r} holds NaN or infinity; the checkpoint is broken")
+        raise GudaError(
+            "weights-not-finite", f"{folder}: weight {bad[0]!r} holds NaN or infinity; the checkpoint is broken"
+        )
     return model
 
 
 def _weights(folder: Path) -> list[Path]:
     found = sorted(folder.glob("*.safetensors"))
     if not found:
-        raise GudaError(f"{folder} holds no .safetensors weights (pickled .bin files are not read); re-save it")
+        raise GudaError(
+            "weights-not-safetensors",
+            f"{folder} holds no .safetensors weights (pickled .bin files are not read); re-save it",
+        )
     return found
 
 

@@ -47,12 +47,16 @@ def _objects(run: Run, config: QueriesConfig) -> list[str]:
     left out where enough others are there: settings are chosen on other prompts."""
     contents = load_data(run).contents
     if contents is None:
-        raise GudaError(f"{run.root}: the images have no contents, so there are no evaluation prompts")
+        raise GudaError(
+            "contents-missing", f"{run.root}: the images have no contents, so there are no evaluation prompts"
+        )
     names = sorted(set(contents))
     if config.objects is None:
         return names
     if config.objects > len(names):
-        raise GudaError(f"queries.objects = {config.objects}, but the images show {len(names)} objects")
+        raise GudaError(
+            "contents-too-few", f"queries.objects = {config.objects}, but the images show {len(names)} objects"
+        )
     own = run.recipe.queries
     reported = set() if config.seed == own.seed else set(_drawn(names, own.seed, own.objects or len(names)))
     others = [name for name in names if name not in reported]
@@ -66,7 +70,9 @@ def _asked(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
         (data.groups.names[k], content) for k, content in zip(data.groups.labels, data.contents or (), strict=True)
     }
     if len({_slug(name) for name in names}) < len(names):
-        raise GudaError("two objects have names that differ by spaces and dashes only; rename one of them")
+        raise GudaError(
+            "objects-ambiguous", "two objects have names that differ by spaces and dashes only; rename one of them"
+        )
     return [(style, name) for style in asked_groups(run) for name in names if (style, name) in there]
 
 

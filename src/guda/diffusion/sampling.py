@@ -35,11 +35,19 @@ def sample(
     from diffusers.utils.torch_utils import randn_tensor
 
     if denoiser.conditional:
-        raise GudaError("sampling from a conditional model needs prompts; score a folder of its images instead")
+        raise GudaError(
+            "sampling-needs-prompts",
+            "sampling from a conditional model needs prompts; score a folder of its images instead",
+        )
     if denoiser.scheduler is None:
-        raise GudaError("the denoiser has no diffusers scheduler, so it cannot be sampled from")
+        raise GudaError(
+            "denoiser-without-scheduler", "the denoiser has no diffusers scheduler, so it cannot be sampled from"
+        )
     if isinstance(denoiser.schedule, FlowSchedule):
-        raise GudaError("ancestral sampling is for DDPM-like models, not for flow matching; score a folder of images")
+        raise GudaError(
+            "flow-sampling-unsupported",
+            "ancestral sampling is for DDPM-like models, not for flow matching; score a folder of images",
+        )
     scheduler = DDPMScheduler.from_config(denoiser.scheduler.config)
     scheduler.set_timesteps(min(steps or denoiser.schedule.T, denoiser.schedule.T))
     out = []

@@ -37,11 +37,12 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.prediction not in PREDICTIONS:
             raise GudaError(
-                f"unknown prediction type {self.prediction!r}; guda converts {', '.join(PREDICTIONS)} to eps"
+                "prediction-unknown",
+                f"unknown prediction type {self.prediction!r}; guda converts {', '.join(PREDICTIONS)} to eps",
             )
         b = self.betas
         if b.ndim != 1 or len(b) < 2 or not np.isfinite(b).all() or (b <= 0).any() or (b > 1).any():
-            raise GudaError("the schedule's betas must be at least two finite numbers in (0, 1]")
+            raise GudaError("betas-invalid", "the schedule's betas must be at least two finite numbers in (0, 1]")
 
     @classmethod
     def from_scheduler(cls, scheduler: Any) -> Schedule:
@@ -54,15 +55,23 @@ class Schedule:
         betas = getattr(scheduler, "betas", None)
         if betas is None or name in DISTILLED:
             why = "has no betas" if betas is None else "belongs to a distilled few-step model, which has no bound"
-            raise GudaError(f"scheduler {name} {why}; {SUPPORTED}")
+            raise GudaError("scheduler-unsupported", f"scheduler {name} {why}; {SUPPORTED}")
         if str(config.get("variance_type") or "").startswith("learned"):
-            raise GudaError(f"scheduler {name} has a learned variance; guda scores fixed-variance models only")
+            raise GudaError(
+                "scheduler-variance-learned",
+                f"scheduler {name} has a learned variance; guda scores fixed-variance models only",
+            )
         if config.get("use_flow_sigmas") or config.get("timestep_type", "discrete") != "discrete":
-            raise GudaError(f"scheduler {name} is set to flow sigmas or continuous timesteps; {SUPPORTED}")
+            raise GudaError(
+                "scheduler-unsupported", f"scheduler {name} is set to flow sigmas or continuous timesteps; {SUPPORTED}"
+            )
         found = cls(np.asarray(betas, dtype=np.float64), config.get("prediction_type", "epsilon"))
         theirs = getattr(scheduler, "alphas_cumprod", None)
         if theirs is not None and not np.allclose(found.abar, np.asarray(theirs), atol=1e-4):
-            raise GudaError(f"scheduler {name} does not follow its own betas (a shifted SNR?); {SUPPORTED}")
+            raise GudaError(
+                "scheduler-betas-mismatch",
+                f"scheduler {name} does not follow its own betas (a shifted SNR?); {SUPPORTED}",
+            )
         return found
 
     @property
@@ -111,7 +120,10 @@ class Schedule:
         """Largest t with beta_t < 0.5: squared-cosine schedules end in one step that would hold 97 % of all weight."""
         small = np.flatnonzero(self.betas < 0.5)
         if not small.size:
-            raise GudaError(f"every beta of this {self.T}-step schedule is 0.5 or more; use one with more steps")
+            raise GudaError(
+                "schedule-too-short",
+                f"every beta of this {self.T}-step schedule is 0.5 or more; use one with more steps",
+            )
         return int(small.max())
 
     @cached_property
@@ -166,7 +178,10 @@ class Schedule:
         if self.prediction != "epsilon":
             return self._velocity(a, s)[1] * x_t - s * output
         if bool(self.zero_snr[t.cpu().numpy()].any()):
-            raise GudaError("an eps-predicting network says nothing about x_0 where SNR = 0; leave that timestep out")
+            raise GudaError(
+                "timestep-without-signal",
+                "an eps-predicting network says nothing about x_0 where SNR = 0; leave that timestep out",
+            )
         return (x_t - s * output) / a
 
     def target(self, x0: torch.Tensor, eps: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,7 @@ class Stream:
         elif out is not None:
             kept = self.groups.homes[order] != out
         if not kept.any():
-            raise GudaError("without the group that is left out there is no image to train on")
+            raise GudaError("group-covers-all", "without the group that is left out there is no image to train on")
         self._order, self._places = order, np.flatnonzero(kept)
         self._chunk_index = -1
         self._chunk: tuple[np.ndarray, np.ndarray, np.ndarray] = (np.empty(0), np.empty(0), np.empty(0))

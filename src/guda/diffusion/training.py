@@ -41,7 +41,10 @@ def fresh(denoiser: Denoiser, key: tuple[str | int, ...], labels: int | None = N
     """A newly initialised network of the same architecture, or of its twin that is told one of `labels` classes."""
     module: Any = denoiser.module
     if not hasattr(module, "from_config"):
-        raise GudaError(f"{type(module).__name__} has no from_config, so it cannot be made anew; use a diffusers model")
+        raise GudaError(
+            "network-not-rebuildable",
+            f"{type(module).__name__} has no from_config, so it cannot be made anew; use a diffusers model",
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(*key, "init"))
         new = copy.copy(denoiser)
@@ -114,9 +117,14 @@ def train(
     `latents`: the images encoded before. With `label_dropout` it is its class-conditional twin: told each image's
     group, or a null label instead."""
     if denoiser.frozen is not None and prompts is None:
-        raise GudaError("a text-to-image model is trained with one prompt per image; build them with: guda prompts")
+        raise GudaError(
+            "training-prompts-missing",
+            "a text-to-image model is trained with one prompt per image; build them with: guda prompts",
+        )
     if config.lora is not None and not fine_tune:
-        raise GudaError("training.lora adapts a pretrained model: give model.start, or remove training.lora")
+        raise GudaError(
+            "lora-start-missing", "training.lora adapts a pretrained model: give model.start, or remove training.lora"
+        )
     start = (fine_tune, latents or encode_all(denoiser, images, config.flips), prompts)
     with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
         return _train(denoiser, groups, config, seed, leave_out, coupled, checkpoint, tick, label_dropout, *start)
@@ -181,7 +189,10 @@ def _train(
             state.losses.append(float(launched.mean(recent)))
             recent = torch.zeros(())
             if not np.isfinite(state.losses[-1]):
-                raise GudaError(f"training diverged before step {step} (loss {state.losses[-1]}); lower training.lr")
+                raise GudaError(
+                    "training-diverged",
+                    f"training diverged before step {step} (loss {state.losses[-1]}); lower training.lr",
+                )
         tick(step, config.steps)
         # only where the running mean is empty, so that the loss curve resumes exactly too
         due = step // config.checkpoint_every > (step - every) // config.checkpoint_every

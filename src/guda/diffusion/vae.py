@@ -28,7 +28,9 @@ class Vae:
     def __init__(self, model: Any) -> None:
         config = model.config
         if getattr(config, "latents_mean", None) is not None or getattr(config, "latents_std", None) is not None:
-            raise GudaError("the VAE normalises each latent channel (latents_mean, latents_std); not supported")
+            raise GudaError(
+                "vae-unsupported", "the VAE normalises each latent channel (latents_mean, latents_std); not supported"
+            )
         self.model = model.eval().requires_grad_(False)
         self.scale, self.shift = float(config.scaling_factor), float(getattr(config, "shift_factor", None) or 0)
         self.factor = 2 ** (len(config.block_out_channels) - 1)  # pixels per latent, each way

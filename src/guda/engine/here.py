@@ -24,6 +24,9 @@ def run_here(run: Run, tasks: list[Task], title: str = "") -> int:
         left = pending(run, tasks)
         for task in left:
             if missing := next((path for path in task.needs if not run.has(path)), None):
-                raise GudaError(f"{task.name} needs {missing}, which is not there; run the earlier steps first")
+                raise GudaError(
+                    "task-input-missing",
+                    f"{task.name} needs {missing}, which is not there; run the earlier steps first",
+                )
             execute(run.address, task)
         return len(left)

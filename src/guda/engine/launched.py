@@ -29,8 +29,9 @@ def run_together(run: Run, tasks: list[Task], watch: Watcher | None = None) -> i
         if not _lost(e):
             raise
         raise GudaError(
+            "process-lost",
             "another process of this launch ended (what it said is above, if it could); "
-            "nothing finished is lost: run the same command again"
+            "nothing finished is lost: run the same command again",
         ) from None
 
 
@@ -42,7 +43,9 @@ def _run_all(crew: team.Team, run: Run, tasks: list[Task], watch: Watcher | None
     for done in range(total):
         task, missing = crew.told(_next(run, left) if crew.leads else None)
         if missing is not None:
-            raise GudaError(f"{task.name} needs {missing}, which nothing makes; run the earlier steps first")
+            raise GudaError(
+                "task-input-missing", f"{task.name} needs {missing}, which nothing makes; run the earlier steps first"
+            )
         left.remove(task)
         with _watching(run, task, watch if crew.leads else None, (done, total, done_cost, total_cost)):
             _run(crew, run.address, task)
@@ -68,7 +71,7 @@ def _run(crew: team.Team, root: str, task: Task) -> None:
         except GudaError as e:
             if crew.all_failed():
                 raise
-            raise OneProcess(f"process {crew.rank} of {crew.world}: {e}") from None
+            raise OneProcess(e.code, f"process {crew.rank} of {crew.world}: {e}") from None
         crew.told(None)  # rank 0 publishes before anybody goes on
         return
     failure: BaseException | None = None
@@ -77,11 +80,16 @@ def _run(crew: team.Team, root: str, task: Task) -> None:
             execute(root, task)
         except BaseException as e:
             failure = e
-    said = crew.told(None if failure is None else f"{type(failure).__name__}: {failure}")
+    said = crew.told(None if failure is None else (_code(failure), f"{type(failure).__name__}: {failure}"))
     if failure is not None:
         raise failure
     if said is not None:
-        raise GudaError(said)
+        code, message = said
+        raise GudaError(code, message)
+
+
+def _code(failure: BaseException) -> str:
+    return failure.code if isinstance(failure, GudaError) else "process-lost"
 
 
 def _lost(error: RuntimeError) -> bool:

@@ -64,7 +64,8 @@ def _told_in_one_line() -> Iterator[None]:
         yield
     except BrokenProcessPool:
         raise GudaError(
-            "a worker process died (killed, or out of memory); nothing finished is lost: run the same command again"
+            "worker-died",
+            "a worker process died (killed, or out of memory); nothing finished is lost: run the same command again",
         ) from None
 
 

@@ -63,7 +63,10 @@ def run_in(pool: Pool, run: Run, tasks: list[Task], watch: Watcher | None = None
                 missing = next((p for p in left[0].needs if not run.has(p)), None)
                 if missing is None:
                     continue  # another driver has made it since
-                raise GudaError(f"{left[0].name} needs {missing}, which nothing makes; run the earlier steps first")
+                raise GudaError(
+                    "task-input-missing",
+                    f"{left[0].name} needs {missing}, which nothing makes; run the earlier steps first",
+                )
             finished, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED) if running else ((), ())
             for future in finished:
                 task = running[future]

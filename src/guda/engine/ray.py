@@ -59,10 +59,14 @@ class RayOptions:
 
     def __post_init__(self) -> None:
         if self.gpus is not None and self.gpus > 1 and self.gpus != int(self.gpus):
-            raise GudaError(f"--num-gpus-per-task {self.gpus:g} is neither a share of one GPU nor a whole number")
+            raise GudaError(
+                "gpus-per-task-invalid",
+                f"--num-gpus-per-task {self.gpus:g} is neither a share of one GPU nor a whole number",
+            )
         if (address := self.address or os.environ.get("RAY_ADDRESS") or "").startswith("ray://"):
             raise GudaError(
-                f"{address} is a Ray client's address; start guda on a node of the cluster and give HOST:PORT"
+                "ray-address-client",
+                f"{address} is a Ray client's address; start guda on a node of the cluster and give HOST:PORT",
             )
 
 
@@ -73,7 +77,7 @@ def import_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise GudaError('--engine ray needs Ray; install it with: pip install "guda[ray]"') from None
+        raise GudaError("package-missing", '--engine ray needs Ray; install it with: pip install "guda[ray]"') from None
 
 
 class RayWorkers:
@@ -103,8 +107,9 @@ class RayWorkers:
         while self._fitting(ray) == 0:
             if time.monotonic() > deadline:
                 raise GudaError(
+                    "ray-resources-missing",
                     f"no node of the Ray cluster has {_words(self._wanted)} for a task; "
-                    "ask for less, or add such a node"
+                    "ask for less, or add such a node",
                 )
             time.sleep(0.5)
         # the default number of retries also counts for errors of Ray itself, never for exceptions of the task
@@ -154,15 +159,17 @@ class RayWorkers:
         except errors.RayError as e:
             said = next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
             raise GudaError(
+                "ray-task-failed",
                 f"Ray gave up on {task.name!r} after {RETRIES} retries ({said[:200]}); "
-                "nothing finished is lost: run the same command again"
+                "nothing finished is lost: run the same command again",
             ) from None
         run.path(task.heartbeat).unlink(missing_ok=True)  # of a worker that died after it had published
         run.refresh()
         if missing := _unseen(run, task.makes):
             raise GudaError(
+                "ray-folder-not-shared",
                 f"{task.name!r} ended on another node, but {run.path(missing)} is not here; "
-                "every node must mount the same run folder"
+                "every node must mount the same run folder",
             )
 
     def close(self) -> None:
@@ -192,11 +199,14 @@ def _init(ray: Any, options: RayOptions) -> None:
         ray.init(address=address, **quiet)
     except ConnectionError:
         raise GudaError(
-            f"no Ray cluster answers at {address!r}; start one with: ray start --head, or leave --address"
+            "ray-cluster-unreachable",
+            f"no Ray cluster answers at {address!r}; start one with: ray start --head, or leave --address",
         ) from None
     except Exception as e:
         said = " ".join(str(e).split())[:200]
-        raise GudaError(f"Ray did not start ({type(e).__name__}: {said}); look into /tmp/ray/session_latest") from None
+        raise GudaError(
+            "ray-start-failed", f"Ray did not start ({type(e).__name__}: {said}); look into /tmp/ray/session_latest"
+        ) from None
 
 
 def _words(wanted: dict[str, float]) -> str:
@@ -213,18 +223,25 @@ def run_here(root: str, task: Task, told: dict[str, Any]) -> float:
     _prepare(told["threads"], tuple(told["environ"].items()))
     if (found := _versions()) != told["versions"]:
         raise GudaError(
-            f"node {socket.gethostname()} has {_pairs(found)}, the driver {_pairs(told['versions'])}; install the same"
+            "ray-versions-differ",
+            f"node {socket.gethostname()} has {_pairs(found)}, the driver {_pairs(told['versions'])}; install the same",
         )
     if Path(told["cwd"]).is_dir():
         os.chdir(told["cwd"])  # relative paths mean what they mean to the driver
     here(root, patience=0.0)  # what the driver has changed since this worker's last task
     if not Run.exists(root):
-        raise GudaError(f"{root} is not on node {socket.gethostname()}; every node must mount the same run folder")
+        raise GudaError(
+            "ray-folder-not-shared",
+            f"{root} is not on node {socket.gethostname()}; every node must mount the same run folder",
+        )
     run = Run.open(root)
     if task.done(run):
         return 0.0  # by a worker that died, or was lost sight of, after it had published
     if missing := _unseen(run, task.needs):
-        raise GudaError(f"{run.path(missing)} is not on node {socket.gethostname()}; is the run folder shared?")
+        raise GudaError(
+            "ray-folder-not-shared",
+            f"{run.path(missing)} is not on node {socket.gethostname()}; is the run folder shared?",
+        )
     try:
         if task.shared and told["processes"] > 1:
             return execute_together(root, task, told["processes"])

@@ -91,13 +91,13 @@ class _Graph:
     def __init__(self, works: Sequence[Work]) -> None:
         number = {work.name: i for i, work in enumerate(works)}
         if len(number) < len(works):
-            raise GudaError("two tasks have the same name; a schedule needs them told apart")
+            raise GudaError("task-name-duplicate", "two tasks have the same name; a schedule needs them told apart")
         self.after: list[list[int]] = [[] for _ in works]
         self.unmet = [0] * len(works)
         for i, work in enumerate(works):
             for need in dict.fromkeys(work.needs):
                 if need not in number:
-                    raise GudaError(f"{work.name} needs {need}, which nothing makes")
+                    raise GudaError("task-input-missing", f"{work.name} needs {need}, which nothing makes")
                 self.after[number[need]].append(i)
                 self.unmet[i] += 1
 
@@ -117,7 +117,7 @@ class _Graph:
                 if not unmet[j]:
                     todo.append(j)
         if seen < len(works):
-            raise GudaError("the tasks need each other in a circle")
+            raise GudaError("task-cycle", "the tasks need each other in a circle")
         if not works:
             return 0.0, ()
         at = last = max(range(len(works)), key=ends.__getitem__)
@@ -131,7 +131,7 @@ class _Graph:
 def simulate(works: Sequence[Work], cluster: Cluster) -> Schedule:
     """The schedule of these tasks on this cluster; a function of its arguments, failures too (by seed and task)."""
     if cluster.workers < 1:
-        raise GudaError(f"a cluster has at least one worker, got {cluster.workers}")
+        raise GudaError("cluster-without-workers", f"a cluster has at least one worker, got {cluster.workers}")
     graph, rate = _Graph(works), cluster.failures / 3600
     each = cluster.overhead + cluster.submit
     path, chain = graph.longest_chain(works, each)
@@ -168,7 +168,8 @@ def simulate(works: Sequence[Work], cluster: Cluster) -> Schedule:
             attempts[i] += 1
             if attempts[i] > ATTEMPTS:
                 raise GudaError(
-                    f"{works[i].name} takes {seconds:.0f} s, and a worker fails before that; make tasks smaller"
+                    "task-too-long",
+                    f"{works[i].name} takes {seconds:.0f} s, and a worker fails before that; make tasks smaller",
                 )
             spans.append((works[i].stage, driver, driver + min(until, seconds)))
             if until < seconds:

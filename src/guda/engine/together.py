@@ -17,7 +17,7 @@ from dataclasses import asdict
 
 from guda.engine import team
 from guda.engine.tasks import Task
-from guda.errors import GudaError
+from guda.errors import GudaError, from_line
 
 
 def execute_together(root: str, task: Task, processes: int) -> float:
@@ -56,9 +56,9 @@ def execute_together(root: str, task: Task, processes: int) -> float:
     failed = [rank for rank, p in enumerate(crew) if p.returncode]
     if not failed:
         return time.monotonic() - started
-    lines = [line.removeprefix("guda: ") for text in said for line in text.splitlines() if line.startswith("guda: ")]
-    if lines:
-        raise GudaError(lines[0])
+    for error in (from_line(line) for text in said for line in text.splitlines()):
+        if error is not None:
+            raise error
     raise RuntimeError(f"process {failed[0]} of {processes} of {task.name!r} failed:\n{said[failed[0]]}")
 
 
@@ -78,7 +78,7 @@ def main(root: str, task: str, parent: str) -> None:
     try:
         run_together(Run.open(root), [made])
     except GudaError as e:
-        print(f"guda: {' '.join(str(e).split())}", file=sys.stderr, flush=True)
+        print(e.line, file=sys.stderr, flush=True)
         team.leave(2)
 
 

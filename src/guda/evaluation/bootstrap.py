@@ -55,11 +55,13 @@ def resampled_means(values: ArrayLike, n: int = 2000, seed: int = 0) -> Array:
     """[..., S, Q] -> [n, ...]: means over seeds and queries in n resamples that all leading axes share."""
     v = np.asarray(values, dtype=np.float64)
     if v.ndim < 2 or v.shape[-2] < 1 or v.shape[-1] < 2:
-        raise GudaError(f"an interval needs at least 2 queries, got values of shape {v.shape}; add queries")
+        raise GudaError(
+            "queries-too-few", f"an interval needs at least 2 queries, got values of shape {v.shape}; add queries"
+        )
     if not np.isfinite(v).all():
-        raise GudaError("values to bootstrap have NaN or infinity; score those queries again")
+        raise GudaError("values-not-finite", "values to bootstrap have NaN or infinity; score those queries again")
     if n < 1:
-        raise GudaError(f"the number of resamples must be at least 1, got {n}")
+        raise GudaError("resamples-invalid", f"the number of resamples must be at least 1, got {n}")
     *lead, s, q = v.shape
     if s < RESAMPLE_SEEDS_FROM:
         v, s = v.mean(axis=-2, keepdims=True), 1
@@ -75,7 +77,7 @@ def resampled_means(values: ArrayLike, n: int = 2000, seed: int = 0) -> Array:
 def percentile_interval(mean: float, samples: Array, level: float = 0.95) -> Interval:
     """`samples` are the bootstrap replicates [n] of `mean`."""
     if not 0 < level < 1:
-        raise GudaError(f"level must lie between 0 and 1, got {level}")
+        raise GudaError("interval-level-invalid", f"level must lie between 0 and 1, got {level}")
     lo, hi = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(mean), float(lo), float(hi))
 
@@ -84,7 +86,7 @@ def bootstrap_mean(values: ArrayLike, n: int = 2000, seed: int = 0, level: float
     """Mean and interval of per-query values [Q], or of per-seed, per-query values [S, Q]."""
     v = np.atleast_2d(np.asarray(values, dtype=np.float64))
     if v.ndim != 2:
-        raise GudaError(f"values must be [queries] or [seeds, queries], got shape {v.shape}")
+        raise GudaError("values-shape-invalid", f"values must be [queries] or [seeds, queries], got shape {v.shape}")
     samples = resampled_means(v, n, seed)
     return percentile_interval(v.mean(), samples, level)
 
@@ -93,5 +95,8 @@ def bootstrap_difference(a: ArrayLike, b: ArrayLike, n: int = 2000, seed: int = 
     """Paired interval of mean(a) - mean(b); positive = a is larger. Both [Q] or both [S, Q], same queries."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.shape != y.shape:
-        raise GudaError(f"a paired difference needs the same queries and seeds, got {x.shape} and {y.shape}")
+        raise GudaError(
+            "values-shape-mismatch",
+            f"a paired difference needs the same queries and seeds, got {x.shape} and {y.shape}",
+        )
     return bootstrap_mean(x - y, n, seed, level)

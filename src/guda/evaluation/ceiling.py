@@ -72,7 +72,7 @@ def reliability(oracle: ArrayLike) -> Reliability:
     scores = _checked_oracle(oracle)
     s = len(scores)
     if s < 2:
-        raise GudaError("reliability needs at least 2 LOGO seeds; fit another with `--seeds`")
+        raise GudaError("seeds-too-few", "reliability needs at least 2 LOGO seeds; fit another with `--seeds`")
     centred = (scores - scores.mean(axis=2, keepdims=True)).reshape(s, -1)
     norms = np.linalg.norm(centred, axis=1)
     pairs = [
@@ -88,9 +88,11 @@ def reliability(oracle: ArrayLike) -> Reliability:
 def _checked_oracle(oracle: ArrayLike) -> Array:
     scores = np.asarray(oracle, dtype=np.float64)
     if scores.ndim != 3 or len(scores) < 1:
-        raise GudaError(f"oracle scores must be [seeds, queries, groups], got shape {scores.shape}")
+        raise GudaError(
+            "oracle-shape-invalid", f"oracle scores must be [seeds, queries, groups], got shape {scores.shape}"
+        )
     if not np.isfinite(scores).all():
-        raise GudaError("oracle scores have NaN or infinity; score the LOGO models again")
+        raise GudaError("oracle-not-finite", "oracle scores have NaN or infinity; score the LOGO models again")
     return scores
 
 
@@ -139,9 +141,14 @@ def compare(
     logo = _checked_oracle(oracle)
     n_seeds, n_queries, n_groups = logo.shape
     if CEILING in methods:
-        raise GudaError("`logo` is the oracle itself and its row is the ceiling; leave it out of the methods")
+        raise GudaError(
+            "oracle-as-method", "`logo` is the oracle itself and its row is the ceiling; leave it out of the methods"
+        )
     if reference is not None and reference not in methods:
-        raise GudaError(f"reference method {reference!r} was not scored; choose one of {', '.join(sorted(methods))}")
+        raise GudaError(
+            "reference-not-scored",
+            f"reference method {reference!r} was not scored; choose one of {', '.join(sorted(methods))}",
+        )
 
     several = n_seeds > 1
     golds = _golds(logo)
@@ -157,7 +164,7 @@ def compare(
         try:
             rows[name] = np.stack([_table(np.asarray(scores, dtype=np.float64), gold) for gold in golds])
         except GudaError as e:
-            raise GudaError(f"{name}: {e}") from None
+            raise GudaError(e.code, f"{name}: {e}") from None
         pseudo[name] = _pseudo_values(rows[name], rows[name])  # row s is the figure without seed s
     agreements, samples = _agreements(rows, pseudo, reference, n, seed)
     return Comparison(

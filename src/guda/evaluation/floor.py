@@ -49,7 +49,9 @@ def query_noise_floor(rounds: ArrayLike, n: int = 2000, seed: int = 0) -> Floor:
     """From the oracle's scores by every round alone, [R, Q, N]; needs at least two rounds."""
     scores: NDArray[np.float64] = np.asarray(rounds, dtype=np.float64)
     if scores.ndim != 3 or len(scores) < 2:
-        raise GudaError(f"a query-noise floor needs scores of at least 2 rounds, got shape {scores.shape}")
+        raise GudaError(
+            "rounds-too-few", f"a query-noise floor needs scores of at least 2 rounds, got shape {scores.shape}"
+        )
     totals: dict[str, NDArray[np.float64]] = {}
     chosen = splits(len(scores), seed)
     for half in chosen:

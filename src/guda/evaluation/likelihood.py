@@ -84,7 +84,7 @@ def correlate(elbo: ArrayLike, likelihood: ArrayLike, n: int = 2000, seed: int =
     s, g = checked(elbo, likelihood)
     queries, groups = s.shape
     if queries < 2:
-        raise GudaError("an interval needs at least 2 queries; ask about more with -n")
+        raise GudaError("queries-too-few", "an interval needs at least 2 queries; ask about more with -n")
     x, y = s.reshape(-1), g.reshape(-1)
 
     def both(w: Array) -> Array:
@@ -137,4 +137,7 @@ def read_likelihood(path: Path) -> LikelihoodFile:
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise GudaError(f"{path} is no guda-likelihood/1 file ({where}: {first['msg']}); measure it again") from None
+        raise GudaError(
+            "likelihood-file-invalid",
+            f"{path} is no guda-likelihood/1 file ({where}: {first['msg']}); measure it again",
+        ) from None

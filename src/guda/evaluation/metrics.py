@@ -37,17 +37,21 @@ def checked(scores: ArrayLike, gold: ArrayLike) -> tuple[Array, Array]:
     s, g = np.asarray(scores, dtype=np.float64), np.asarray(gold, dtype=np.float64)
     if s.ndim != 2 or s.shape != g.shape:
         raise GudaError(
+            "scores-shape-mismatch",
             f"scores {s.shape} and gold {g.shape} must both be [queries, groups]; "
-            "give them the same queries and groups, in the same order"
+            "give them the same queries and groups, in the same order",
         )
     if s.shape[0] < 1 or s.shape[1] < 2:
-        raise GudaError(f"a ranking needs at least 1 query and 2 groups, got {s.shape[0]} and {s.shape[1]}")
+        raise GudaError(
+            "ranking-too-small", f"a ranking needs at least 1 query and 2 groups, got {s.shape[0]} and {s.shape[1]}"
+        )
     for name, values in (("scores", s), ("gold", g)):
         bad = np.asarray(~np.isfinite(values).all(axis=1))
         if bad.any():
             raise GudaError(
+                "scores-not-finite",
                 f"{name} have NaN or infinity in {bad.sum()} of {bad.size} queries, first in row "
-                f"{bad.argmax()}; score those queries again"
+                f"{bad.argmax()}; score those queries again",
             )
     return s, g
 
@@ -196,5 +200,5 @@ def _random(n_groups: int) -> tuple[float, ...]:
 def random_baseline(n_groups: int) -> dict[str, float]:
     """Expected value of every metric when the groups are ranked uniformly at random, in closed form."""
     if n_groups < 2:
-        raise GudaError(f"a ranking needs at least 2 groups, got {n_groups}")
+        raise GudaError("ranking-too-small", f"a ranking needs at least 2 groups, got {n_groups}")
     return dict(zip(METRICS, _random(n_groups), strict=True))

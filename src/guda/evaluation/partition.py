@@ -66,15 +66,20 @@ def independent_difference(a: Figure, b: Figure) -> Figure:
 def partition_table(clean: DatasetEntry, noisy: DatasetEntry) -> tuple[PartitionRow, ...]:
     """The ceiling, then every method that both experiments have, in the clean one's order."""
     if clean.n_groups != noisy.n_groups:
-        raise GudaError(f"the clean partition has {clean.n_groups} groups and the noisy one {noisy.n_groups}")
+        raise GudaError(
+            "partition-groups-differ",
+            f"the clean partition has {clean.n_groups} groups and the noisy one {noisy.n_groups}",
+        )
     if clean.estimand != noisy.estimand:
         raise GudaError(
-            f"clean figures are of {clean.estimand!r}, noisy ones of {noisy.estimand!r}; evaluate both alike"
+            "partition-estimand-differs",
+            f"clean figures are of {clean.estimand!r}, noisy ones of {noisy.estimand!r}; evaluate both alike",
         )
     if len(clean.seeds) != len(noisy.seeds):
         raise GudaError(
+            "partition-seeds-differ",
             f"the clean oracle has {len(clean.seeds)} LOGO seeds and the noisy one {len(noisy.seeds)}; "
-            "compared figures need the same number"
+            "compared figures need the same number",
         )
     pairs = [(CEILING, clean.ceiling or {}, noisy.ceiling or {})]
     pairs += [

@@ -37,9 +37,11 @@ def sign_flip_test(differences: ArrayLike, n: int = FLIPS, seed: int = 0) -> Arr
     """Two-sided p of paired differences over queries, [..., Q] -> [...]."""
     d = np.asarray(differences, dtype=np.float64)
     if d.ndim < 1 or d.shape[-1] < 1:
-        raise GudaError(f"a permutation test needs at least 1 query, got differences of shape {d.shape}")
+        raise GudaError(
+            "queries-too-few", f"a permutation test needs at least 1 query, got differences of shape {d.shape}"
+        )
     if not np.isfinite(d).all():
-        raise GudaError("differences to test have NaN or infinity; score those queries again")
+        raise GudaError("values-not-finite", "differences to test have NaN or infinity; score those queries again")
     rows = d.reshape(-1, d.shape[-1])
     p = np.ones(len(rows))
     sizes = np.abs(rows).sum(axis=1)

@@ -92,7 +92,9 @@ class Published(Config):
 
     def table(self, key: str) -> PublishedTable:
         if key not in self.tables:
-            raise GudaError(f"no published table {key!r}; there are {', '.join(self.tables)}")
+            raise GudaError(
+                "published-table-unknown", f"no published table {key!r}; there are {', '.join(self.tables)}"
+            )
         return self.tables[key]
 
     @model_validator(mode="before")

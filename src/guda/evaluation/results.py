@@ -160,10 +160,14 @@ def dataset_entry(
     """What `compare` found, and costs by method id; the cost of `logo` goes with the ceiling's figures."""
     costs = costs or {}
     if len(seeds) != comparison.n_seeds:
-        raise GudaError(f"{len(seeds)} seed names for {comparison.n_seeds} LOGO seeds; name each seed once")
+        raise GudaError(
+            "seed-names-mismatch", f"{len(seeds)} seed names for {comparison.n_seeds} LOGO seeds; name each seed once"
+        )
     unknown = sorted(set(costs) - set(comparison.methods) - {CEILING})
     if unknown:
-        raise GudaError(f"costs are given for methods that were not compared: {', '.join(unknown)}")
+        raise GudaError(
+            "cost-method-unknown", f"costs are given for methods that were not compared: {', '.join(unknown)}"
+        )
     ceiling = as_figures(comparison.ceiling.intervals) if comparison.ceiling else None
     methods = {}
     if CEILING in costs:
@@ -263,4 +267,6 @@ def _read(path: Path, schema: type[Schema]) -> Schema:
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise GudaError(f"{path} is no {SCHEMA} file ({where}: {first['msg']}); measure it again") from None
+        raise GudaError(
+            "evaluation-file-invalid", f"{path} is no {SCHEMA} file ({where}: {first['msg']}); measure it again"
+        ) from None

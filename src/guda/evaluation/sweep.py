@@ -63,7 +63,9 @@ def read_sweep(path: Path) -> SweepFile:
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise GudaError(f"{path} is no table of an ablation ({where}: {first['msg']}); run it again") from None
+        raise GudaError(
+            "ablation-table-invalid", f"{path} is no table of an ablation ({where}: {first['msg']}); run it again"
+        ) from None
 
 
 def _cells(name: str, metrics: dict[str, Figure], ratio: Figure | None, cost: Cost, cheaper: float | None) -> list[str]:

@@ -64,7 +64,7 @@ def rate(tasks: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
     """(seconds per evaluation, its standard error) of tasks (seconds, evaluations); one task has no spread."""
     seconds, work, m = sum(s for s, _ in tasks), sum(e for _, e in tasks), len(tasks)
     if m == 0 or work <= 0:
-        raise GudaError("a rate needs at least one task that did some work")
+        raise GudaError("timing-without-work", "a rate needs at least one task that did some work")
     slope = seconds / work
     if m == 1:
         return slope, None

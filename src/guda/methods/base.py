@@ -140,6 +140,8 @@ def get_method(run: Run, name: str) -> Method:
     """The method `name` with the run's settings for it."""
     known = known_methods()
     if name not in known:
-        raise GudaError(f"unknown method {name!r}; known: {', '.join(sorted(known))}{suggestion(name, known)}")
+        raise GudaError(
+            "method-unknown", f"unknown method {name!r}; known: {', '.join(sorted(known))}{suggestion(name, known)}"
+        )
     cls = known[name]
     return cls(run, name, parse_config(cls.Config, run.recipe.methods.get(name, {}), f"methods.{name}"))

@@ -37,8 +37,9 @@ def tree_levels(method: ElboMethod) -> list[tuple[int, ...]]:
     levels = groups.levels([groups.index(name) for name in method.groups])
     if len(levels) == 1:
         raise GudaError(
+            "screen-tree-missing",
             "--screen tree: the groups that are asked about have none above them; make the run with a tree of groups "
-            "(--group-by level:1/level:2), or screen by a method (posterior:10)"
+            "(--group-by level:1/level:2), or screen by a method (posterior:10)",
         )
     return levels
 
@@ -59,16 +60,19 @@ def check_descent(method: ElboMethod, rule: StopRule, keep: int) -> None:
         found.check()  # an operator that knows leaves only
         if not found.fitted():
             raise GudaError(
+                "tree-not-fitted",
                 f"{method.method_id} is not fitted for all of the tree's groups ({', '.join(found.groups[:3])}, ...); "
-                f"run: guda fit {method.run.root} --method {method.method_id}"
+                f"run: guda fit {method.run.root} --method {method.method_id}",
             )
     shared, each = method.networks()
     most = max(shared + each * n for n in _most(load_data(method.run).groups, levels, keep))
     least = most * run_plan(method.run).evals_per_round * len(levels)
     if rule.budget is not None and rule.budget < least:
         raise GudaError(
-            f"stop rule {rule.name}: the budget is shared by {len(levels)} levels of the tree, and one round of the "
-            f"largest may cost {least // len(levels):,} evaluations; give at least budget={least}, or open fewer groups"
+            "stop-budget-small",
+            f"stop rule {rule.name}: the budget is shared by {len(levels)} levels of the tree, and one round of "
+            f"the largest may cost {least // len(levels):,} evaluations; give at least budget={least}, "
+            "or open fewer groups",
         )
 
 

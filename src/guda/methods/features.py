@@ -175,7 +175,7 @@ def check_model(run: Run, model: str, found: str | None, file: str) -> None:
     if found != (now := model_digest(run, model)):
         where = run.path(file)
         fix = f"delete {where.parent} and run the command again"
-        raise Mismatch(f"{where} was computed with other weights of {model}", found, now, fix)
+        raise Mismatch("features-stale", f"{where} was computed with other weights of {model}", found, now, fix)
 
 
 # --- what tasks do ------------------------------------------------------------------------------------

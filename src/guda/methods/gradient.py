@@ -101,7 +101,8 @@ class Trak(Method):
         model = architecture(self.run)
         if model.conditional and self.run.recipe.prompts is None:
             raise GudaError(
-                f"{self.method_id} needs what the model is told of each training image: `prompts` in the recipe"
+                "training-prompts-missing",
+                f"{self.method_id} needs what the model is told of each training image: `prompts` in the recipe",
             )
         Featuriser(model, self.config, model="not trained yet")
         if self.config.residual != "none":
@@ -211,7 +212,9 @@ class Trak(Method):
             tensors, header = read_tensors(path)
             if header.get("models") != now:
                 fix = f"delete {path.parent} and the features it was made of, then fit and score again"
-                raise Mismatch(f"{path} was computed with other weights", header.get("models"), now, fix)
+                raise Mismatch(
+                    "gradients-stale", f"{path} was computed with other weights", header.get("models"), now, fix
+                )
             parts.append(tensors["scores"])
         groups = asked_groups(self.run)
         every = load_data(self.run).groups

@@ -79,7 +79,10 @@ def health_path(method: Method) -> str:
 
 def check_health(method: Method) -> ElboMethod:
     if not isinstance(method, ElboMethod) or not method.ranks_groups:
-        raise GudaError(f"{method.method_id} makes no counterfactual models to check; leave it out with --method")
+        raise GudaError(
+            "method-without-models",
+            f"{method.method_id} makes no counterfactual models to check; leave it out with --method",
+        )
     return method
 
 
@@ -138,5 +141,7 @@ def read_health(run: Run, method: Method) -> Health | None:
     try:
         found = Health.model_validate(read_json(path))
     except ValidationError as e:
-        raise GudaError(f"{path} is damaged ({e.errors()[0]['msg']}); run: guda health {run.root}") from None
+        raise GudaError(
+            "health-damaged", f"{path} is damaged ({e.errors()[0]['msg']}); run: guda health {run.root}"
+        ) from None
     return found if tuple(found.groups) == asked_groups(run) else None

@@ -43,7 +43,10 @@ class Hybrid(ElboMethod):
         for name in (config.tuned, config.rule):
             found = get_method(run, name) if name != method_id else None
             if not isinstance(found, ElboMethod) or len(found.sets()) != 1:
-                raise GudaError(f"methods.{method_id}: {name!r} is not a method with one counterfactual per group")
+                raise GudaError(
+                    "hybrid-method-unsupported",
+                    f"methods.{method_id}: {name!r} is not a method with one counterfactual per group",
+                )
             self.halves.append(found)
 
     def restricted(self) -> list[ElboMethod]:

@@ -36,11 +36,16 @@ def has_log_p(found: Method) -> bool:
 def check_likelihood(found: Method) -> ElboMethod:
     if not isinstance(found, ElboMethod):
         raise GudaError(
-            f"{found.method_id} makes no counterfactual models, so it has no log p; its own scores are evaluated anyway"
+            "method-without-models",
+            f"{found.method_id} makes no counterfactual models, so it has no log p; "
+            "its own scores are evaluated anyway",
         )
     if not has_log_p(found):
         why = "weighs models by timestep" if found.ranks_groups else "is a reference row"
-        raise GudaError(f"{found.method_id} {why}, and log p has neither timesteps nor ranks; leave it out")
+        raise GudaError(
+            "likelihood-method-unsupported",
+            f"{found.method_id} {why}, and log p has neither timesteps nor ranks; leave it out",
+        )
     return found
 
 

@@ -87,7 +87,8 @@ class Nda(Method):
         (_, height, width), patch = load_data(self.run).shape, self.config.patch
         if isinstance(patch, int) and patch > 2 * max(height, width) - 1:
             raise GudaError(
-                f"methods.nda: patch: {patch} reaches over images of {width}x{height} from everywhere; give whole"
+                "patch-too-large",
+                f"methods.nda: patch: {patch} reaches over images of {width}x{height} from everywhere; give whole",
             )
 
     def fit(self) -> list[Task]:

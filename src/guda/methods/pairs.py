@@ -49,9 +49,9 @@ def in_order(groups: Groups, pair: Sequence[str]) -> Pair:
     """The two names in the data's order, so that (a, b) and (b, a) are one pair; anything else is refused."""
     numbers = sorted({groups.index(g) for g in pair})
     if len(groups) < 3:
-        raise GudaError("there are only two groups: without both, nothing is left to train on")
+        raise GudaError("pair-covers-all", "there are only two groups: without both, nothing is left to train on")
     if len(pair) != 2 or len(numbers) != 2:
-        raise GudaError(f"a pair is two different groups, got {' and '.join(map(repr, pair))}")
+        raise GudaError("pair-invalid", f"a pair is two different groups, got {' and '.join(map(repr, pair))}")
     return groups.names[numbers[0]], groups.names[numbers[1]]
 
 
@@ -159,7 +159,10 @@ def pairs_of(method: Method, pairs: Sequence[Pair]) -> PairLogo | PairUnlearned:
     if isinstance(method, Unlearned) and method.operator.regroupable:
         return PairUnlearned(method, pairs)
     why = "by their own labels or prompts" if isinstance(method, Unlearned) else "without a model of its own for each"
-    raise GudaError(f"{method.method_id} takes groups out {why}, so it has no pairs; give logo or another operator")
+    raise GudaError(
+        "pair-method-unsupported",
+        f"{method.method_id} takes groups out {why}, so it has no pairs; give logo or another operator",
+    )
 
 
 def pair_files(method: ElboMethod) -> dict[str, str]:

@@ -23,7 +23,10 @@ def pilot_tasks(run: Run, methods: Sequence[Method]) -> list[Task]:
     elbo = [m for m in asked if m.ranks_groups]
     if not elbo:
         names = ", ".join(m.method_id for m in asked)
-        raise GudaError(f"{names} has no groups to measure a pilot on; score another method first, or with it")
+        raise GudaError(
+            "pilot-groups-missing",
+            f"{names} has no groups to measure a pilot on; score another method first, or with it",
+        )
     chosen = min(elbo, key=lambda m: len(m.sets()))  # an unlearned method before an oracle of several seeds
     models = 1 + min(MODELS, len(chosen.groups))
     return [

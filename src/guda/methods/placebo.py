@@ -112,12 +112,16 @@ def takes_placebos(method: Method) -> bool:
 def placebo_tasks(method: Method, n: int) -> list[Task]:
     """Tasks of the first `n` placebos, refused where random groups make no sense."""
     if not isinstance(method, Unlearned):
-        raise GudaError(f"{method.method_id} unlearns nothing, so it has no placebos; give --method and an operator")
+        raise GudaError(
+            "placebo-method-unsupported",
+            f"{method.method_id} unlearns nothing, so it has no placebos; give --method and an operator",
+        )
     cls = OPERATORS[method.method_id]
     if not cls.regroupable or architecture(method.run).conditional:
         raise GudaError(
+            "placebo-labels-unsupported",
             f"{method.method_id} unlearns a group by its own label or prompts, which random images do not share; "
-            "leave --placebos"
+            "leave --placebos",
         )
     return Placebos(method, n).fit()
 

@@ -39,7 +39,10 @@ class Pretrained(ElboMethod):
 
     def fit(self) -> list[Task]:
         if not self.fitted():
-            raise GudaError(f"{self.run.root} has no pretrained start (model.start), so fine-tuning has no reference")
+            raise GudaError(
+                "pretrained-start-missing",
+                f"{self.run.root} has no pretrained start (model.start), so fine-tuning has no reference",
+            )
         return []
 
     def fitted(self) -> bool:

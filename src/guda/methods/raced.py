@@ -66,7 +66,7 @@ def looks(
     sets = method.sets()
     plan = run_plan(method.run)
     if plan.grid:
-        raise GudaError("the paper's fixed grid cannot be raced; use scoring.estimand: elbo")
+        raise GudaError("race-grid-unsupported", "the paper's fixed grid cannot be raced; use scoring.estimand: elbo")
     start = None if screened is None else screened.start
     state = Race(queries.n, len(method.groups), plan.evals_per_round, rule, MAX_ROUNDS, method.networks(), start)
     folder = _folder(method, rule, sets, screened)
@@ -81,11 +81,20 @@ def looks(
 def check_race(method: Method) -> None:
     """Whether a method can be raced at all."""
     if not isinstance(method, ElboMethod):
-        raise GudaError(f"{method.method_id} needs no evaluations and cannot be raced; leave it out with --method")
+        raise GudaError(
+            "race-method-unsupported",
+            f"{method.method_id} needs no evaluations and cannot be raced; leave it out with --method",
+        )
     if not method.ranks_groups:
-        raise GudaError(f"{method.method_id} ranks no groups, so there is no race; leave it out with --method")
+        raise GudaError(
+            "race-method-unsupported",
+            f"{method.method_id} ranks no groups, so there is no race; leave it out with --method",
+        )
     if isinstance(method, Logo):
-        raise GudaError(f"{method.method_id} is an oracle, scored in full: leave it out with --method, or leave --stop")
+        raise GudaError(
+            "race-method-oracle",
+            f"{method.method_id} is an oracle, scored in full: leave it out with --method, or leave --stop",
+        )
 
 
 def _folder(method: ElboMethod, rule: StopRule, sets: list[Set], screened: Screened | None) -> str:
@@ -163,7 +172,13 @@ def _contributions(
                 t[here[ref]], errors, found = read_part(run, path, ref)
                 wants = [queries.ids[i * size + p] for p in here[ref]]
                 if list(found) != wants:
-                    raise Mismatch(f"{run.path(path)}: pictures", list(found), wants, "delete it and score again")
+                    raise Mismatch(
+                        "race-file-stale",
+                        f"{run.path(path)}: pictures",
+                        list(found),
+                        wants,
+                        "delete it and score again",
+                    )
                 nats[here[ref]] = kl(plan, weights, t[here[ref]], errors)
             return t, nats
 

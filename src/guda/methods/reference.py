@@ -67,8 +67,9 @@ def reference(run: Run, seed: int = SEED) -> Reference:
         prompts = training_prompts(run)
         if prompts is None and architecture(run).conditional:
             raise GudaError(
+                "reference-prompts-missing",
                 "health and drift are measured on training images, and those of a conditional model have no prompts "
-                "here; use an unconditional model, and scoring.drift: keep"
+                "here; use an unconditional model, and scoring.drift: keep",
             )
         images = draw_reference(data, run.recipe.scoring.reference, seed, prompts, groups)
         images.save(run.path("queries", name))

@@ -200,7 +200,9 @@ def embed(run: Run, method: str, config: dict[str, Any], queries: str) -> None:
     now = found.probe(encode)
     if fitted.shape != now.shape or not torch.allclose(fitted, now, rtol=1e-2, atol=1e-3 * float(fitted.abs().max())):
         folder = run.path(found.artifact())
-        raise GudaError(f"the encoder of {method} is not the one its group means were made with; delete {folder}")
+        raise GudaError(
+            "encoder-changed", f"the encoder of {method} is not the one its group means were made with; delete {folder}"
+        )
     write_tensors(run.path(found._embedded(given)), {"features": torch.from_numpy(encode(given.images))})
 
 

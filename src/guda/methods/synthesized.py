@@ -156,7 +156,8 @@ class Synthesized(Method):
         model = architecture(self.run)
         if model.conditional and self.run.recipe.prompts is None:
             raise GudaError(
-                f"{self.method_id} is not defined for conditional models without prompts of the training images"
+                "training-prompts-missing",
+                f"{self.method_id} is not defined for conditional models without prompts of the training images",
             )
         grid(model.schedule.T, self.config.levels)
         chosen_weights(model, pattern(model, self.config))
@@ -217,8 +218,9 @@ class Synthesized(Method):
         found = np.concatenate(parts)[:, place].reshape(queries.n, copies, -1).max(axis=1)
         if (lost := np.flatnonzero(~np.isfinite(found).all(axis=1))).size:
             raise NotFinite(
+                "unlearning-diverged",
                 f"{self.method_id}: unlearning {queries.ids[lost[0]]!r} ({len(lost)} of {queries.n} queries) diverged "
-                f"before step {step}; set lr lower, scale to length, or at to fewer steps"
+                f"before step {step}; set lr lower, scale to length, or at to fewer steps",
             )
         return found
 

@@ -96,7 +96,13 @@ def read(run: Run, file: str) -> dict[str, torch.Tensor]:
     """A file of this method, refused if it was made with another model."""
     tensors, header = read_tensors(run.path(file))
     if (found := header.get("model")) != (expected := model_digest(run, "base")):
-        raise Mismatch(f"{run.path(file)} was made with other weights", found, expected, "delete it and score again")
+        raise Mismatch(
+            "synthesized-stale",
+            f"{run.path(file)} was made with other weights",
+            found,
+            expected,
+            "delete it and score again",
+        )
     return tensors
 
 

@@ -74,8 +74,9 @@ class Unlearned(ElboMethod):
     def fit(self) -> list[Task]:
         if self.trains and self.run.recipe.training is None:
             raise GudaError(
+                "training-section-missing",
                 f"{self.method_id} asks a group-conditional model that is trained here, and the recipe of "
-                f"{self.run.root} has no `training` section; leave {self.method_id} out"
+                f"{self.run.root} has no `training` section; leave {self.method_id} out",
             )
         before = conditional_tasks(self.run) if self.operator.needs_conditional else []
         needs = model_files(self.run, "base") + tuple(path for task in before for path in task.makes)

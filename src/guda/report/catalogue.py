@@ -61,8 +61,9 @@ class Asked:
         name, wanted = self.set, method or str(self.method)
         if wanted not in (there := scored_methods(self.run, name)):
             raise GudaError(
+                "scores-missing",
                 f"no scores of {name!r} by {wanted!r} in {self.run.root}; there are scores by "
-                f"{', '.join(there) or 'no method'}{suggestion(wanted, there)}"
+                f"{', '.join(there) or 'no method'}{suggestion(wanted, there)}",
             )
         return Scores.read(scores_path(self.run, name, wanted))
 
@@ -71,7 +72,9 @@ class Asked:
         found = read_evaluation(self.run, name, load_queries(self.run, name).n, len(asked_groups(self.run)))
         if found is None:
             fix = f"guda evaluate {self.run.root} --queries {name}"
-            raise GudaError(f"{name!r} of {self.run.root} is not evaluated against the oracle yet; run: {fix}")
+            raise GudaError(
+                "evaluation-missing", f"{name!r} of {self.run.root} is not evaluated against the oracle yet; run: {fix}"
+            )
         return found
 
 
@@ -86,7 +89,7 @@ def _main(asked: Asked) -> str:
     there = scored_methods(asked.run, name)
     if not there:
         fix = f"guda score {asked.run.root} --queries {name}"
-        raise GudaError(f"no scores of {name!r} in {asked.run.root}; run: {fix}")
+        raise GudaError("scores-missing", f"no scores of {name!r} in {asked.run.root}; run: {fix}")
     return there[main_method(asked.run, [asked.scores(m) for m in there])]
 
 
@@ -99,7 +102,9 @@ def with_models(run: Run, methods: list[str]) -> list[str]:
 def _first_with_models(asked: Asked) -> str:
     there = with_models(asked.run, list(asked.run.recipe.methods))
     if not there:
-        raise GudaError(f"the recipe of {asked.run.root} names no method with counterfactual models; give --method")
+        raise GudaError(
+            "methods-none", f"the recipe of {asked.run.root} names no method with counterfactual models; give --method"
+        )
     return next((m for m in there if m != CEILING), there[0])
 
 
@@ -142,7 +147,7 @@ def _likelihood(asked: Asked, path: Path) -> Path:
     one = asked.scores()
     if not file.is_file():
         fix = f"guda likelihood {asked.run.root} --queries {asked.set} --method {asked.method}"
-        raise GudaError(f"no likelihoods of {asked.set!r} by {asked.method}; run: {fix}")
+        raise GudaError("likelihoods-missing", f"no likelihoods of {asked.set!r} by {asked.method}; run: {fix}")
     two = Scores.read(file)
     same = [one.queries.index(q) for q in two.queries]
     found = read_likelihood(file.with_name("evaluation.json")).correlations.get(str(asked.method), {})
@@ -193,8 +198,9 @@ FIGURES = {
 def known_figure(name: str) -> Figure:
     if name not in FIGURES:
         raise GudaError(
+            "figure-unknown",
             f"no figure {name!r}; there are: {', '.join(FIGURES)} (guda figure --list says what they show)"
-            f"{suggestion(name, FIGURES)}"
+            f"{suggestion(name, FIGURES)}",
         )
     return FIGURES[name]
 
@@ -212,13 +218,18 @@ def figure(
     found, asked = known_figure(name), Asked(run, engine, queries, method, query)
     for option in ("queries", "method", "query"):
         if getattr(asked, option) is not None and option not in found.takes:
-            raise GudaError(f"the figure {name} takes no --{option}")
+            raise GudaError("figure-option-unsupported", f"the figure {name} takes no --{option}")
     if "query" in found.takes and query is None:
         example = load_queries(run, asked.set).ids[0]
-        raise GudaError(f"the figure {name} is of one picture; give its id, e.g. --query {example}")
+        raise GudaError(
+            "figure-query-missing", f"the figure {name} is of one picture; give its id, e.g. --query {example}"
+        )
     if out is not None and out.suffix.removeprefix(".") not in found.ends:
         why = "is a grid of pictures, written" if found.ends == GRID else "is written"
-        raise GudaError(f"the figure {name} {why} as {_either([f'.{e}' for e in found.ends])}, not as {out.name}")
+        raise GudaError(
+            "figure-type-unsupported",
+            f"the figure {name} {why} as {_either([f'.{e}' for e in found.ends])}, not as {out.name}",
+        )
     if method is not None:
         get_method(run, method)  # an unknown one is refused with those there are
     elif found.method is not None:

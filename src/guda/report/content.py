@@ -109,14 +109,27 @@ def read_scores(
     fix = f"run: guda score {run.root} --queries {name}" + (f" --stop {stop}" if stop else "")
     fix += f" --screen {screen.replace('=', ':')}" if screen else ""
     if not methods:
-        raise GudaError(f"no scores of {name!r} {f'by {variant} ' if variant else ''}in {run.root}; {fix}")
+        raise GudaError(
+            "scores-missing", f"no scores of {name!r} {f'by {variant} ' if variant else ''}in {run.root}; {fix}"
+        )
     found = [Scores.read(scores_path(run, name, m, variant)) for m in methods]
     for scores in found:
         if scores.queries != queries.ids:
-            raise Mismatch(f"{scores.method}: scores are of other queries than {name!r}", len(scores.queries),
-                           queries.n, fix)  # fmt: skip
+            raise Mismatch(
+                "scores-other-queries",
+                f"{scores.method}: scores are of other queries than {name!r}",
+                len(scores.queries),
+                queries.n,
+                fix,
+            )
         if scores.groups != data.groups.names:
-            raise Mismatch(f"{scores.method}: scores are of other groups", scores.groups, data.groups.names, fix)
+            raise Mismatch(
+                "scores-other-groups",
+                f"{scores.method}: scores are of other groups",
+                scores.groups,
+                data.groups.names,
+                fix,
+            )
     return found
 
 

@@ -37,7 +37,9 @@ def cost_fidelity(
     groups, queries = entry.n_groups or 1, entry.n_queries
     shown = {m: e for m, e in entry.methods.items() if m != CEILING and metric in e.metrics and e.fit_evals is not None}
     if not shown:
-        raise GudaError(f"{name}: no method has both {LABELS[metric]} and a cost; evaluate the run first")
+        raise GudaError(
+            "figure-costs-missing", f"{name}: no method has both {LABELS[metric]} and a cost; evaluate the run first"
+        )
     logo, looks = entry.methods.get(CEILING), {m: look(i) for i, m in enumerate(shown)}
     ceiling = (entry.ceiling or {}).get(metric)
 
@@ -191,7 +193,10 @@ def elbo_vs_likelihood(
 ) -> Path:
     """Delta ELBO against delta log p of the same queries and groups, [Q, G] nats; `figures`: what to print, by name."""
     if elbo.shape != log_p.shape or elbo.ndim != 2:
-        raise GudaError(f"delta ELBO {elbo.shape} and delta log p {log_p.shape} must both be [queries, groups]")
+        raise GudaError(
+            "scores-shape-mismatch",
+            f"delta ELBO {elbo.shape} and delta log p {log_p.shape} must both be [queries, groups]",
+        )
     first = np.zeros(elbo.shape, bool)
     first[np.arange(len(elbo)), elbo.argmax(axis=1)] = True
     with drawing(path, 4.9, 4.6) as figure:
@@ -224,7 +229,7 @@ def timing(name: str, timings: Sequence[Timing], path: Path, reference: str = CE
     """T_total = T_fit + Q t_query against Q; a dot where a line meets that of `reference`."""
     shown = [t for t in timings if t.total(1) is not None]
     if not shown:
-        raise GudaError(f"{name}: no method has recorded times of both fitting and scoring")
+        raise GudaError("figure-times-missing", f"{name}: no method has recorded times of both fitting and scoring")
     untimed = [t.method for t in timings if t.total(1) is None]
     logo = next((t for t in shown if t.method == reference), None)
     n = shown[0].n_queries

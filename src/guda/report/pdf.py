@@ -23,10 +23,14 @@ def find_browser() -> str:
         if found := shutil.which(name):
             return found
     if given:
-        raise GudaError(f"{VARIABLE}={given} is no program; give the path of Chromium, Chrome or Edge, or unset it")
+        raise GudaError(
+            "browser-invalid",
+            f"{VARIABLE}={given} is no program; give the path of Chromium, Chrome or Edge, or unset it",
+        )
     raise GudaError(
+        "browser-missing",
         f"a PDF needs Chromium, Chrome or Edge and none was found; install one, or name it in ${VARIABLE}, or print "
-        "report.html from any browser"
+        "report.html from any browser",
     )
 
 
@@ -45,9 +49,11 @@ def write_pdf(page: Path, path: Path) -> Path:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, errors="replace")
         except (OSError, subprocess.TimeoutExpired) as e:
-            raise GudaError(f"{browser} could not print {page}: {type(e).__name__}; try ${VARIABLE}") from None
+            raise GudaError(
+                "browser-failed", f"{browser} could not print {page}: {type(e).__name__}; try ${VARIABLE}"
+            ) from None
         if not made.is_file() or made.read_bytes()[:5] != b"%PDF-":
             said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise GudaError(f"{browser} did not print {page} ({said}); try another with ${VARIABLE}")
+            raise GudaError("browser-failed", f"{browser} did not print {page} ({said}); try another with ${VARIABLE}")
         shutil.copyfile(made, tmp)
     return path

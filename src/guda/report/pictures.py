@@ -42,7 +42,7 @@ def grid(
     from PIL import Image, ImageDraw, ImageFont
 
     if len(rows) != len(row_names) or not rows:
-        raise GudaError(f"{len(row_names)} names for {len(rows)} rows of pictures")
+        raise GudaError("row-names-mismatch", f"{len(row_names)} names for {len(rows)} rows of pictures")
     font: Any = ImageFont.load_default(FONT)
     side = _side(max(rows[0].shape[-2:]))
     n = max(map(len, rows))

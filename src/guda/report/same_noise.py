@@ -45,12 +45,17 @@ def models(run: Run, method: str, config: SameNoise) -> list[tuple[str, ModelRef
     found = get_method(run, method)
     if not isinstance(found, ElboMethod) or len(found.parts()) > 1:
         why = f"combines {' and '.join(found.parts())}" if len(found.parts()) > 1 else "has no counterfactual models"
-        raise GudaError(f"{method} {why}, so it draws no pictures; name an unlearning method or logo")
+        raise GudaError(
+            "method-draws-nothing", f"{method} {why}, so it draws no pictures; name an unlearning method or logo"
+        )
     full, others = found.sets()[0]
     for group in config.groups or ():
         load_data(run).groups.index(group)  # an unknown name is refused with those there are
         if group not in others:
-            raise GudaError(f"{method} has no counterfactual without {group!r}; it has {', '.join(others)}")
+            raise GudaError(
+                "counterfactual-missing",
+                f"{method} has no counterfactual without {group!r}; it has {', '.join(others)}",
+            )
     chosen = config.groups or tuple(others)
     return [("full model", full), *((f"without {group}", others[group]) for group in chosen)]
 
@@ -116,7 +121,11 @@ def read(run: Run, ref: ModelRef, config: SameNoise) -> np.ndarray:
     tensors, header = read_tensors(file)
     if header.get("model") != ref.identity(run):
         raise Mismatch(
-            f"{file} shows another model", header.get("model"), ref.identity(run), "delete it and draw again"
+            "drawing-stale",
+            f"{file} shows another model",
+            header.get("model"),
+            ref.identity(run),
+            "delete it and draw again",
         )
     return np.asarray(tensors["images"].numpy())
 

@@ -46,10 +46,12 @@ def drawing(path: Path, width: float, height: float) -> Iterator[Any]:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise GudaError('figures need matplotlib; install it with: pip install "guda[figures]"') from None
+        raise GudaError(
+            "package-missing", 'figures need matplotlib; install it with: pip install "guda[figures]"'
+        ) from None
     kind = path.suffix.removeprefix(".")
     if kind not in METADATA:
-        raise GudaError(f"figures are written as .svg, .pdf or .png, not as {path.name}")
+        raise GudaError("figure-type-unsupported", f"figures are written as .svg, .pdf or .png, not as {path.name}")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's matplotlibrc says, the file is the same
         matplotlib.rcParams.update(SETTINGS)

@@ -53,11 +53,14 @@ def read_evaluation(run: Run, queries: str, n_queries: int, n_groups: int) -> Da
     try:
         entry = DatasetEntry.model_validate(read_json(path))
     except ValidationError as e:
-        raise GudaError(f"{path} is damaged ({e.errors()[0]['msg']}); run: guda evaluate {run.root}") from None
+        raise GudaError(
+            "evaluation-damaged", f"{path} is damaged ({e.errors()[0]['msg']}); run: guda evaluate {run.root}"
+        ) from None
     if entry.n_queries != n_queries or entry.n_groups not in (None, n_groups):
         raise GudaError(
+            "evaluation-stale",
             f"{path} is of {entry.n_queries} queries and {entry.n_groups} groups, the run has {n_queries} and "
-            f"{n_groups}; run: guda evaluate {run.root}"
+            f"{n_groups}; run: guda evaluate {run.root}",
         )
     return entry
 

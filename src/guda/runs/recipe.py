@@ -252,16 +252,19 @@ class Recipe(Config):
         except ValidationError as e:
             first = e.errors()[0]
             field = ".".join(str(p) for p in first["loc"]) or "the recipe"
-            raise GudaError(f"{where}: {field}: {first['msg']}") from None
+            raise GudaError(
+                "recipe-unknown-key" if first["type"] == "extra_forbidden" else "recipe-invalid-value",
+                f"{where}: {field}: {first['msg']}",
+            ) from None
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
         try:
             value = yaml.safe_load(path.read_text())
         except FileNotFoundError:
-            raise GudaError(f"recipe {path} does not exist") from None
+            raise GudaError("recipe-missing", f"recipe {path} does not exist") from None
         except (yaml.YAMLError, UnicodeDecodeError) as e:
-            raise GudaError(f"recipe {path} is not valid YAML: {str(e).splitlines()[0]}") from None
+            raise GudaError("recipe-not-yaml", f"recipe {path} is not valid YAML: {str(e).splitlines()[0]}") from None
         return cls.from_dict(value, str(path))
 
     def to_yaml(self) -> str:
@@ -282,7 +285,10 @@ def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
         first = e.errors()[0]
         field = "".join(f"{p}: " for p in [".".join(map(str, first["loc"]))] if p)  # none: of several together
         known = ", ".join(cls.model_fields)
-        raise GudaError(f"{where}: {field}{first['msg'].removeprefix('Value error, ')} (settings: {known})") from None
+        raise GudaError(
+            "setting-unknown" if first["type"] == "extra_forbidden" else "setting-invalid",
+            f"{where}: {field}{first['msg'].removeprefix('Value error, ')} (settings: {known})",
+        ) from None
 
 
 def read_config(cls: type[Config], path: Path, what: str) -> Any:
@@ -290,13 +296,16 @@ def read_config(cls: type[Config], path: Path, what: str) -> Any:
     try:
         return cls.model_validate(yaml.safe_load(path.read_text()))
     except OSError:
-        raise GudaError(f"{what} {path} does not exist or cannot be read") from None
+        raise GudaError("config-unreadable", f"{what} {path} does not exist or cannot be read") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise GudaError(f"{what} {path} is not valid YAML: {str(e).splitlines()[0]}") from None
+        raise GudaError("config-not-yaml", f"{what} {path} is not valid YAML: {str(e).splitlines()[0]}") from None
     except ValidationError as e:
         first = e.errors()[0]
         field = ".".join(str(p) for p in first["loc"]) or "the file"
-        raise GudaError(f"{what} {path}: {field}: {first['msg']}") from None
+        raise GudaError(
+            "config-unknown-key" if first["type"] == "extra_forbidden" else "config-invalid-value",
+            f"{what} {path}: {field}: {first['msg']}",
+        ) from None
 
 
 def recipes_folder() -> Path:
@@ -310,5 +319,5 @@ def builtin_recipe(name: str) -> Recipe:
     folder = recipes_folder()
     if not (folder / f"{name}.yaml").is_file():
         known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
-        raise GudaError(f"no recipe {name!r}; shipped recipes: {known}")
+        raise GudaError("recipe-unknown", f"no recipe {name!r}; shipped recipes: {known}")
     return Recipe.read(folder / f"{name}.yaml")

@@ -77,11 +77,11 @@ class Mirror:
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise GudaError(f"{url} needs fsspec; install it with: pip install fsspec") from None
+            raise GudaError("package-missing", f"{url} needs fsspec; install it with: pip install fsspec") from None
         try:
             self.fs, root = url_to_fs(url)
         except Exception as e:  # no driver for it, no such protocol, not what the driver calls an address
-            raise GudaError(f"{url} cannot be opened: {e}") from None
+            raise GudaError("remote-not-opened", f"{url} cannot be opened: {e}") from None
         self.url, self.root = url, str(root).rstrip("/")
         protocol = self.fs.protocol
         self.whole = bool({protocol} & set(WHOLE) if isinstance(protocol, str) else set(protocol) & set(WHOLE))
@@ -133,13 +133,20 @@ class Mirror:
             return
         fix = f"delete the copy, {self.local}, if it is of no use"
         if name not in found:
-            raise GudaError(f"{self.url} holds no run any more, but there is a copy of it here; {fix}")
+            raise GudaError(
+                "remote-run-missing", f"{self.url} holds no run any more, but there is a copy of it here; {fix}"
+            )
         if token != _token(found[name]):
             ours, theirs = json.loads(here.read_bytes()), json.loads(self._read(name))
             for key in sorted(set(ours) & set(theirs) - {"versions"}):
                 if ours[key] != theirs[key]:
-                    raise Mismatch(f"{self.url} is another run than the copy of it here: {key}", digest(theirs[key]),
-                                   digest(ours[key]), fix)  # fmt: skip
+                    raise Mismatch(
+                        "remote-run-differs",
+                        f"{self.url} is another run than the copy of it here: {key}",
+                        digest(theirs[key]),
+                        digest(ours[key]),
+                        fix,
+                    )
 
     def push(self) -> int:
         """Publish what is missing there or was changed here; returns how many files that were."""
@@ -163,9 +170,12 @@ class Mirror:
                         continue
                     if name in LOCKS and theirs != base:
                         refused = Mismatch(
-                            f"{self.url}/{name} was changed by another driver meanwhile", theirs[:16], mine[:16],
+                            "remote-file-conflict",
+                            f"{self.url}/{name} was changed by another driver meanwhile",
+                            theirs[:16],
+                            mine[:16],
                             f"compare it with {path}, delete that, and run the command again",
-                        )  # fmt: skip
+                        )
                         continue  # what tasks made is published all the same
                 self._write(name, path)
                 self._same(name, mine, _token(self._ask("looked at", self.fs.info, f"{self.root}/{name}")))
@@ -221,7 +231,7 @@ class Mirror:
             raise
         except Exception as e:
             said = " ".join(str(e).split())[:200] or type(e).__name__
-            raise GudaError(f"{self.url} cannot be {what}: {said}") from None
+            raise GudaError("remote-failed", f"{self.url} cannot be {what}: {said}") from None
 
     def _remote(self) -> dict[str, dict[str, Any]]:
         """Name below the run -> what the store says of it."""

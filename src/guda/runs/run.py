@@ -58,12 +58,12 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix[:-1]: value}
 
 
-def refuse_difference(where: str, found: dict[str, Any], given: dict[str, Any], fix: str) -> None:
+def refuse_difference(code: str, where: str, found: dict[str, Any], given: dict[str, Any], fix: str) -> None:
     """Raise for the first field on which two nested values differ."""
     one, two = _flat(found), _flat(given)
     for key in sorted(one.keys() | two.keys()):
         if one.get(key) != two.get(key):
-            raise Mismatch(f"{where}: {key} differs", one.get(key), two.get(key), fix)
+            raise Mismatch(code, f"{where}: {key} differs", one.get(key), two.get(key), fix)
 
 
 def _with_defaults(locked: dict[str, Any]) -> dict[str, Any]:
@@ -135,20 +135,29 @@ class Run:
     def open(cls, root: str | Path) -> Run:
         address, root = str(root), here(root)
         if not root.is_dir():
-            raise GudaError(f"run {address!r} does not exist; make it with: guda init {address} --data ...")
+            raise GudaError(
+                "run-missing", f"run {address!r} does not exist; make it with: guda init {address} --data ..."
+            )
         if not (root / "run.json").is_file():
             raise GudaError(
-                f"{address!r} is not a run folder (no run.json); make one with: guda init {address} --data ..."
+                "run-folder-invalid",
+                f"{address!r} is not a run folder (no run.json); make one with: guda init {address} --data ...",
             )
         try:
             info = read_json(root / "run.json")
         except GudaError:
             info = None
         if not isinstance(info, dict) or "locked" not in info:
-            raise GudaError(f"{root / 'run.json'} is damaged; restore it, or start again in another folder")
+            raise GudaError(
+                "run-damaged", f"{root / 'run.json'} is damaged; restore it, or start again in another folder"
+            )
         if info.get("format") != FORMAT:
             raise Mismatch(
-                f"{root}: format of the run", info.get("format"), FORMAT, "use the guda version that made it"
+                "run-format-mismatch",
+                f"{root}: format of the run",
+                info.get("format"),
+                FORMAT,
+                "use the guda version that made it",
             )
         run = cls(root, info, address)
         run.check(run.recipe)
@@ -161,6 +170,7 @@ class Run:
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe whose locked sections are not those this run was made from."""
         refuse_difference(
+            "run-recipe-differs",
             str(self.root),
             _with_defaults(self.info["locked"]),
             recipe.locked(),
@@ -170,6 +180,7 @@ class Run:
     def check_lock(self, lock: dict[str, Any]) -> None:
         """Refuse data or a model other than those this run was made from."""
         refuse_difference(
+            "run-inputs-differ",
             str(self.root),
             {k: self.info.get(k) for k in lock},
             lock,
@@ -179,7 +190,7 @@ class Run:
     def note(self, key: str, value: str) -> None:
         """Lock the run to something that was made after it, once; another value is refused."""
         if self.info.get(key) not in (None, value):
-            raise Mismatch(f"{self.root}: {key}", self.info[key], value, "use another run folder")
+            raise Mismatch("run-lock-mismatch", f"{self.root}: {key}", self.info[key], value, "use another run folder")
         if key not in self.info:
             self.info[key] = value
             write_json(self.root / "run.json", self.info)
@@ -243,6 +254,6 @@ def writable(root: Path) -> None:
     while not probe.exists():
         probe = probe.parent
     if not probe.is_dir():
-        raise GudaError(f"{probe} is a file; choose another folder")
+        raise GudaError("path-is-file", f"{probe} is a file; choose another folder")
     if not os.access(probe, os.W_OK):
-        raise GudaError(f"{probe} is not writable; choose another folder")
+        raise GudaError("path-not-writable", f"{probe} is not writable; choose another folder")

@@ -114,9 +114,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise GudaError(f"{path} does not exist") from None
+        raise GudaError("file-missing", f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
+        raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any] | None = None) -> None:
@@ -135,14 +135,14 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise GudaError(f"{path} does not exist")
+        raise GudaError("file-missing", f"{path} does not exist")
     try:
         with safe_open(path, framework="pt") as f:
             header = dict(f.metadata() or {})
             header |= json.loads(header.pop(HEADER, "{}"))
             yield f, header
     except (SafetensorError, OSError, ValueError) as e:
-        raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
+        raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -171,6 +171,6 @@ def read_table(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
     except FileNotFoundError:
-        raise GudaError(f"{path} does not exist") from None
+        raise GudaError("file-missing", f"{path} does not exist") from None
     except (pa.ArrowException, OSError) as e:
-        raise GudaError(f"{path} is damaged ({e}); delete it and run the command again") from None
+        raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None

@@ -32,14 +32,18 @@ class Bands:
             except ValueError:
                 found = None
             if not colon or found is None or not np.isfinite(found[2]) or found[2] < 0:
-                raise GudaError(f"band {part!r}: write FROM:TO or FROM:TO=FACTOR, e.g. 100:1000 or 1:100=0.2")
+                raise GudaError(
+                    "band-invalid", f"band {part!r}: write FROM:TO or FROM:TO=FACTOR, e.g. 100:1000 or 1:100=0.2"
+                )
             if not 0 <= found[0] < found[1] <= T:
-                raise GudaError(f"band {part!r} is outside this schedule: needs 0 <= FROM < TO <= {T}")
+                raise GudaError(
+                    "band-outside-schedule", f"band {part!r} is outside this schedule: needs 0 <= FROM < TO <= {T}"
+                )
             ranges.append(found)
         ranges.sort()
         for one, two in pairwise(ranges):
             if two[0] < one[1]:
-                raise GudaError(f"bands {one[0]}:{one[1]} and {two[0]}:{two[1]} overlap")
+                raise GudaError("bands-overlap", f"bands {one[0]}:{one[1]} and {two[0]}:{two[1]} overlap")
         return cls(tuple(ranges))
 
     @property

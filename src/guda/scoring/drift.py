@@ -59,7 +59,10 @@ def measure(score: np.ndarray, outside: np.ndarray) -> Drift:
     """From scores [Q, G] of reference images; `outside` bool [Q, G]: those that are no part of the group."""
     n = outside.sum(axis=0)
     if n.min() < 2:
-        raise GudaError("drift needs two or more training images outside each group; there are too few to measure it")
+        raise GudaError(
+            "drift-images-too-few",
+            "drift needs two or more training images outside each group; there are too few to measure it",
+        )
     mean = np.where(outside, score, 0.0).sum(axis=0) / n
     centred = np.where(outside, score - mean, 0.0) / np.sqrt(n * (n - 1.0))
     return Drift(mean, centred.T @ centred, n)

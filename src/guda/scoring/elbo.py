@@ -87,7 +87,9 @@ def all_squared_errors(denoiser: Denoiser, draws: Draws, block: int, cond: Cond 
     out = np.concatenate(parts, axis=1)
     if not np.isfinite(out).all():
         bad = int(t[int(np.argwhere(~np.isfinite(out))[0, 1])])
-        raise NotFinite(f"the network returned NaN or infinity at t = {bad}; are its weights sound?")
+        raise NotFinite(
+            "network-not-finite", f"the network returned NaN or infinity at t = {bad}; are its weights sound?"
+        )
     return out.reshape(len(out), n_queries, n_strata, halves).mean(axis=-1)
 
 

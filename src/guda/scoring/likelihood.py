@@ -95,7 +95,8 @@ def solve_shard(run: Run, queries: str, shard: int, model: list[Any], seeds: lis
         found, calls = log_likelihoods(Bench(run).several([ref]), x0, part.ids, config, seeds, cond)
     except torch.OutOfMemoryError:
         raise GudaError(
-            f"{config.block} pictures with their gradients do not fit into memory; set likelihood.block lower"
+            "block-out-of-memory",
+            f"{config.block} pictures with their gradients do not fit into memory; set likelihood.block lower",
         ) from None
     for seed, values, counts in zip(seeds, found, calls, strict=True):
         table = pa.table(
@@ -129,7 +130,7 @@ def read_log_p(run: Run, queries: Queries, model: ModelRef) -> LogP:
             found = (tables[-1].schema.metadata or {}).get(b"model", b"").decode()
             if found != identity:
                 fix = "delete it and run guda likelihood again"
-                raise Mismatch(f"{path} was computed with other weights", found, identity, fix)
+                raise Mismatch("likelihoods-stale", f"{path} was computed with other weights", found, identity, fix)
         values.append(np.concatenate([t["log_p"].to_numpy() for t in tables]))
         calls.append(np.concatenate([t["calls"].to_numpy() for t in tables]))
     return LogP(np.stack(values), np.stack(calls))

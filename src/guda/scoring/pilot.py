@@ -40,7 +40,7 @@ def measure(
 
     `prompts`: what a conditional model is told of each image."""
     if len(counterfactuals) < 2:
-        raise GudaError("a pilot compares counterfactuals and needs at least two")
+        raise GudaError("pilot-groups-too-few", "a pilot compares counterfactuals and needs at least two")
     schedule = full.schedule
     plan = stratified(schedule, min(POINTS, schedule.t_max), seed, antithetic=True)
     ids = [f"pilot-{i}" for i in range(len(images))]
@@ -57,7 +57,9 @@ def density(schedule: Schedule, t: np.ndarray, contrasts: np.ndarray) -> np.ndar
     """p(t) for t = 1..t_max, sums to one. Each grid stratum is summarised at its mean timestep."""
     size = np.sqrt((contrasts**2).mean(axis=(1, 2)))
     if not np.isfinite(size).all() or not (size > 0).any():
-        raise GudaError("the pilot saw no difference between the counterfactuals; are they fitted?")
+        raise GudaError(
+            "pilot-without-difference", "the pilot saw no difference between the counterfactuals; are they fitted?"
+        )
     size = np.maximum(size, size.max() * 1e-9)  # a timestep where nothing differed keeps the defensive share
     every = np.arange(1, schedule.t_max + 1)
     found = np.exp(np.interp(every, t.mean(axis=1), np.log(size)))
@@ -107,13 +109,19 @@ def _stored_density(run: Run) -> np.ndarray | None:
     if config.estimand != "elbo" or config.plan != "importance":
         return None
     if not run.has(FILE):
-        raise GudaError(f"{run.root} has no pilot yet; `guda score` makes it, or set scoring.plan: stratified")
+        raise GudaError(
+            "pilot-missing", f"{run.root} has no pilot yet; `guda score` makes it, or set scoring.plan: stratified"
+        )
     stored = read_json(run.path(FILE))
     if not isinstance(stored, dict) or not isinstance(stored.get("density"), list):
-        raise GudaError(f"{run.path(FILE)} is damaged; delete it and score again")
+        raise GudaError("pilot-damaged", f"{run.path(FILE)} is damaged; delete it and score again")
     if stored.get("base") != (base := model_digest(run, "base")):
         raise Mismatch(
-            f"{run.path(FILE)} was measured on another model", stored.get("base"), base, "delete it, score again"
+            "pilot-stale",
+            f"{run.path(FILE)} was measured on another model",
+            stored.get("base"),
+            base,
+            "delete it, score again",
         )
     return np.array(stored["density"])
 

@@ -40,19 +40,26 @@ class Plan:
     def __post_init__(self) -> None:
         if self.grid:
             if min(self.grid) < 1:
-                raise GudaError(f"plan: the bound begins at t = 1, the grid at {min(self.grid)}")
+                raise GudaError("plan-grid-invalid", f"plan: the bound begins at t = 1, the grid at {min(self.grid)}")
             return
         if len(self.edges) < 2 or self.edges[0] < 1 or any(np.diff(self.edges) < 1):
-            raise GudaError(f"plan: strata must begin at t >= 1 and be in order and not empty, got {self.edges}")
+            raise GudaError(
+                "plan-strata-invalid",
+                f"plan: strata must begin at t >= 1 and be in order and not empty, got {self.edges}",
+            )
         p = np.array(self.density)
         if len(p) and (len(p) != self.edges[-1] - 1 or not (np.isfinite(p) & (p > 0)).all()):
-            raise GudaError("plan: the density must be positive and finite at every t of 1..t_max")
+            raise GudaError(
+                "plan-density-invalid", "plan: the density must be positive and finite at every t of 1..t_max"
+            )
 
     def check(self, schedule: Schedule) -> None:
         """A plan made for a longer schedule asks for timesteps this one does not have."""
         last = max(self.grid) if self.grid else self.edges[-1] - 1
         if last >= schedule.T:
-            raise GudaError(f"the plan reaches t = {last}, this schedule ends at {schedule.T - 1}")
+            raise GudaError(
+                "plan-outside-schedule", f"the plan reaches t = {last}, this schedule ends at {schedule.T - 1}"
+            )
 
     @property
     def n_strata(self) -> int:
@@ -120,7 +127,7 @@ def _equal_mass(density: np.ndarray, n: int) -> tuple[int, ...]:
     """Edges of n strata of 1..len(density), of about equal mass and at least one timestep each."""
     t_max = len(density)
     if not 1 <= n <= t_max:
-        raise GudaError(f"scoring.strata = {n}: needs 1..{t_max} (t_max of this schedule)")
+        raise GudaError("strata-outside-schedule", f"scoring.strata = {n}: needs 1..{t_max} (t_max of this schedule)")
     mass = np.cumsum(density)
     cuts = 1 + np.searchsorted(mass, np.arange(1, n) / n * mass[-1])
     step = np.arange(n - 1)
@@ -147,7 +154,10 @@ def stratified(schedule: Schedule, n: int, seed: int, antithetic: bool = False) 
 def importance(schedule: Schedule, density: np.ndarray, n: int, seed: int, antithetic: bool = True) -> Plan:
     """`density`: p(t) for t = 1..t_max, from a pilot."""
     if len(density) != schedule.t_max:
-        raise GudaError(f"the pilot covers t = 1..{len(density)}, this schedule 1..{schedule.t_max}; make a new pilot")
+        raise GudaError(
+            "pilot-schedule-mismatch",
+            f"the pilot covers t = 1..{len(density)}, this schedule 1..{schedule.t_max}; make a new pilot",
+        )
     return Plan(_equal_mass(density, n), seed, density=tuple(float(p) for p in density), antithetic=antithetic)
 
 
@@ -155,7 +165,10 @@ def paper_grid(schedule: Schedule, stride: int, seed: int) -> Plan:
     """t = stride, 2 stride, ... below T."""
     grid = tuple(range(stride, schedule.T, stride))
     if not grid:
-        raise GudaError(f"scoring.stride = {stride}: no timestep of a schedule of {schedule.T} steps is on that grid")
+        raise GudaError(
+            "stride-too-large",
+            f"scoring.stride = {stride}: no timestep of a schedule of {schedule.T} steps is on that grid",
+        )
     return Plan((), seed, grid)
 
 
@@ -166,7 +179,8 @@ def make_plan(schedule: Schedule, config: ScoringConfig, density: np.ndarray | N
     if config.plan == "importance":
         if density is None:
             raise GudaError(
-                "the importance plan needs a pilot; in a run `guda score` makes it, in Python give pilot=..."
+                "pilot-missing",
+                "the importance plan needs a pilot; in a run `guda score` makes it, in Python give pilot=...",
             )
         return importance(schedule, density, config.strata, config.seed, config.antithetic)
     maker = {"uniform": uniform, "stratified": stratified}[config.plan]

@@ -54,7 +54,8 @@ class Settings:
             if not isinstance(e, torch.OutOfMemoryError) and "can't allocate memory" not in str(e):
                 raise
             raise OutOfMemory(
-                f"a block of {self.block} images does not fit into memory; set scoring.block lower"
+                "block-out-of-memory",
+                f"a block of {self.block} images does not fit into memory; set scoring.block lower",
             ) from e
 
     def prepare(self, denoiser: Denoiser) -> Denoiser:
@@ -75,7 +76,7 @@ def run_settings(run: Run) -> Settings:
     try:
         stored, asked = Settings(**found["settings"]), int(found["asked_block"])
     except (KeyError, TypeError, ValueError):
-        raise GudaError(f"{run.path(FILE)} is damaged; delete it and score again") from None
+        raise GudaError("probe-damaged", f"{run.path(FILE)} is damaged; delete it and score again") from None
     # another block in the recipe is another question; the probe answers the one it was asked
     return stored if asked == wanted.block else replace(stored, block=wanted.block)
 
@@ -91,7 +92,7 @@ def halve_block(run: Run) -> Settings:
     """After an OutOfMemory: the same settings with half the block, kept."""
     now = run_settings(run)
     if now.block == 1:
-        raise GudaError("even one image does not fit into memory; use a machine with more")
+        raise GudaError("image-out-of-memory", "even one image does not fit into memory; use a machine with more")
     smaller = replace(now, block=now.block // 2)
     keep(run, smaller)
     return smaller

@@ -40,7 +40,8 @@ class StopRule:
         parts = text.split(",")
         if len({part.strip()[:3] for part in parts}) != len(parts):
             raise GudaError(
-                f"stop rule {text!r}: the same kind of rule twice; give one topK@CONFIDENCE and one budget=N"
+                "stop-rule-duplicate",
+                f"stop rule {text!r}: the same kind of rule twice; give one topK@CONFIDENCE and one budget=N",
             )
         for part in parts:
             if match := re.fullmatch(r"top(\d{1,4})@(0?\.\d{1,6})", part.strip()):
@@ -49,12 +50,19 @@ class StopRule:
                 budget = int(match[1])
             else:
                 raise GudaError(
-                    f"stop rule {part!r}: write topK@CONFIDENCE (top1@0.95), budget=N, or both with a comma"
+                    "stop-rule-invalid",
+                    f"stop rule {part!r}: write topK@CONFIDENCE (top1@0.95), budget=N, or both with a comma",
                 )
         if top < 1 or (confidence is not None and not 0.5 <= confidence < 1):
-            raise GudaError(f"stop rule {text!r}: needs a place of at least 1 and a confidence of 0.5 to 0.999")
+            raise GudaError(
+                "stop-confidence-invalid",
+                f"stop rule {text!r}: needs a place of at least 1 and a confidence of 0.5 to 0.999",
+            )
         if budget is not None and budget < 1:
-            raise GudaError(f"stop rule {text!r}: a budget of no evaluations answers nothing; give at least one round")
+            raise GudaError(
+                "stop-budget-small",
+                f"stop rule {text!r}: a budget of no evaluations answers nothing; give at least one round",
+            )
         return cls(top, confidence, budget)
 
     @property
@@ -144,11 +152,15 @@ class Race:
         self.networks, self.evals_per_round = networks, evals_per_round
         begin = n_groups if start is None else int(start.sum(axis=1).max())
         if rule.top >= begin and start is None:
-            raise GudaError(f"stop rule {rule.name}: with {begin} groups, top{rule.top} is settled from the start")
+            raise GudaError(
+                "stop-already-settled",
+                f"stop rule {rule.name}: with {begin} groups, top{rule.top} is settled from the start",
+            )
         if rule.budget is not None and rule.budget < (least := int(self._cost(begin))):
             raise GudaError(
+                "stop-budget-small",
                 f"stop rule {rule.name}: one round of {begin} groups and the full model costs {least} evaluations; "
-                "give at least that, or fewer strata"
+                "give at least that, or fewer strata",
             )
         self.rule, self.max_rounds = rule, max_rounds
         self.rounds: list[np.ndarray] = []  # nats [Q, G, S] per round, NaN where nothing was evaluated

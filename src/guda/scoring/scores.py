@@ -78,7 +78,10 @@ class Scores:
             raise ValueError(f"scores are {self.score.shape}, not {(len(self.queries), len(self.groups))}")
         if not np.isfinite(self.score).all():
             q, g = np.argwhere(~np.isfinite(self.score))[0]
-            raise NotFinite(f"{self.method}: the score of {self.groups[g]!r} for {self.queries[q]!r} is not a number")
+            raise NotFinite(
+                "score-not-finite",
+                f"{self.method}: the score of {self.groups[g]!r} for {self.queries[q]!r} is not a number",
+            )
 
     @cached_property
     def rank(self) -> np.ndarray:
@@ -105,7 +108,10 @@ class Scores:
 
     def __getitem__(self, query: str) -> QueryScores:
         if query not in self._place:
-            raise GudaError(f"no query {query!r} among the {len(self.queries)} scored{suggestion(query, self.queries)}")
+            raise GudaError(
+                "query-unknown",
+                f"no query {query!r} among the {len(self.queries)} scored{suggestion(query, self.queries)}",
+            )
         q = self._place[query]
         rank = self.rank[q]
 
@@ -176,7 +182,7 @@ class Scores:
         columns = table.to_pydict()
         for name in ("query", "group", "score", "unit", "stderr", "lo", "hi", "n_evals", "method"):
             if not columns.get(name):
-                raise GudaError(f"{path} is not a table of scores: it has no {name!r}")
+                raise GudaError("scores-file-invalid", f"{path} is not a table of scores: it has no {name!r}")
         queries = tuple(dict.fromkeys(columns["query"]))
         groups = tuple(dict.fromkeys(columns["group"]))
         shape = (len(queries), len(groups))

@@ -34,8 +34,9 @@ class Screen:
         match = re.fullmatch(r"([a-z][a-z0-9-]*):(\d{1,6})", text.strip())
         if not match or int(match[2]) < (1 if match[1] == TREE else 2):
             raise GudaError(
+                "screen-invalid",
                 f"screen {text!r}: write METHOD:KEEP, e.g. posterior:10, where two groups at least must race; "
-                "or tree:KEEP, e.g. tree:2"
+                "or tree:KEEP, e.g. tree:2",
             )
         return cls(match[1], int(match[2]))
 
@@ -46,8 +47,9 @@ class Screen:
     def check(self, rule: StopRule) -> None:
         if self.method != TREE and rule.top >= self.keep:
             raise GudaError(
+                "stop-already-settled",
                 f"stop rule {rule.name}: of the {self.keep} groups that --screen {self.name} keeps, top{rule.top} is "
-                "settled from the start; keep more"
+                "settled from the start; keep more",
             )
 
 
@@ -72,6 +74,8 @@ class Screened:
 def caught(screen: Scores, settled: Scores, keep: int) -> np.ndarray:
     """bool [Q]: the pictures whose first group by `settled` is among the first `keep` of `screen`."""
     if screen.queries != settled.queries or screen.groups != settled.groups:
-        raise GudaError(f"{screen.method} and {settled.method} were scored on other pictures or groups")
+        raise GudaError(
+            "screen-other-queries", f"{screen.method} and {settled.method} were scored on other pictures or groups"
+        )
     first = settled.rank.argmin(axis=1)
     return np.asarray(screen.rank[np.arange(len(first)), first] <= keep)

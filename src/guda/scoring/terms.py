@@ -277,7 +277,11 @@ def read_part(run: Run, path: str, model: ModelRef) -> tuple[np.ndarray, np.ndar
     found, identity = (table.schema.metadata or {}).get(b"model", b"").decode(), model.identity(run)
     if found != identity:
         raise Mismatch(
-            f"{run.path(path)} was computed with other weights", found, identity, "delete it and score again"
+            "terms-stale",
+            f"{run.path(path)} was computed with other weights",
+            found,
+            identity,
+            "delete it and score again",
         )
     ids = table["query"].to_pylist()[::strata]
     return table["t"].to_numpy().reshape(-1, strata), table["error"].to_numpy().reshape(-1, strata), ids

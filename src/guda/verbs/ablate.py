@@ -75,7 +75,9 @@ def read_ablation(name: str) -> Ablation:
         path = folder / f"{name}.yaml"
         if not path.is_file():
             known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
-            raise GudaError(f"no ablation {name!r}; shipped: {known}; or give a file ending in .yaml")
+            raise GudaError(
+                "ablation-unknown", f"no ablation {name!r}; shipped: {known}; or give a file ending in .yaml"
+            )
     found: Ablation = read_config(Ablation, path, "ablation")
     return found
 
@@ -154,8 +156,9 @@ def _cells(trials: Trials, ablation: Ablation) -> tuple[dict[str, Any], list[Cel
     if ablation.base == "recipe":
         if method not in run.recipe.methods:
             raise GudaError(
+                "ablation-settings-missing",
                 f"ablation {ablation.name} starts from the recipe's settings of {method}, and the recipe of {run.root} "
-                f"has none; fit it (guda fit {run.root} --method {method} --set ...), or spell out `base` in the file"
+                f"has none; fit it (guda fit {run.root} --method {method} --set ...), or spell out `base` in the file",
             )
         base = run.recipe.methods[method]
     else:
@@ -194,11 +197,14 @@ def _changes(trials: Trials, axis: Axis, middle: Method, where: str) -> list[tup
         return [(label, {axis.axis: value}) for label, value in axis.labelled()]
     batch = getattr(middle.config, "batch_forget", None)
     if batch is None or not hasattr(middle.config, "steps"):
-        raise GudaError(f"{where}: {middle.method_id} has no steps and batch_forget, so no epochs; name another axis")
+        raise GudaError(
+            "ablation-axis-unsupported",
+            f"{where}: {middle.method_id} has no steps and batch_forget, so no epochs; name another axis",
+        )
     rows = []
     for label, value in axis.labelled():
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise GudaError(f"{where}: epochs = {label} is not a positive number")
+            raise GudaError("epochs-invalid", f"{where}: epochs = {label} is not a positive number")
         steps = epochs_to_steps(trials.run, value, batch)
         rows.append((f"{label} ({steps} steps)", {"steps": steps}))
     return rows

@@ -143,7 +143,7 @@ def _rule_problems(run: Run, file: str, network: Denoiser, base: str | None) -> 
 def check_finite(weights: dict[str, torch.Tensor], where: str) -> None:
     for name, value in weights.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise GudaError(f"{where} holds NaN or infinity in weight {name!r}; make it again")
+            raise GudaError("weights-not-finite", f"{where} holds NaN or infinity in weight {name!r}; make it again")
 
 
 def _place(run: Run, method: str, group: str, seed: int | None) -> tuple[str, str]:
@@ -155,13 +155,19 @@ def _place(run: Run, method: str, group: str, seed: int | None) -> tuple[str, st
         seeds = found.config.seeds
         if seed is None or seed not in seeds:
             given = "needs --seed" if seed is None else f"has no seed {seed}"
-            raise GudaError(f"{method} {given}; its seeds are {', '.join(map(str, seeds))} (methods.{method}.seeds)")
+            raise GudaError(
+                "seed-invalid", f"{method} {given}; its seeds are {', '.join(map(str, seeds))} (methods.{method}.seeds)"
+            )
         return found.file(seed, group), f"{method}-s{seed}"
     if seed is not None:
-        raise GudaError(f"--seed is for logo, which retrains several times; {method} has one model per group")
+        raise GudaError(
+            "seed-unsupported", f"--seed is for logo, which retrains several times; {method} has one model per group"
+        )
     if isinstance(found, Unlearned):
         return found.file(group), method
-    raise GudaError(f"{method} keeps no counterfactual models; give an unlearning method or logo")
+    raise GudaError(
+        "method-without-models", f"{method} keeps no counterfactual models; give an unlearning method or logo"
+    )
 
 
 def bank_add(run: Run, method: str, group: str, path: str | Path, seed: int | None = None) -> dict[str, Any]:
@@ -173,7 +179,7 @@ def bank_add(run: Run, method: str, group: str, path: str | Path, seed: int | No
         old = Counterfactual.load(target)
         if old.digest() != item.digest():
             raise Mismatch(
-                f"{target} holds another counterfactual: digest", old.digest(), item.digest(),
+                "counterfactual-exists", f"{target} holds another counterfactual: digest", old.digest(), item.digest(),
                 "delete that file first if it should be replaced",
             )  # fmt: skip
         new = False
@@ -186,14 +192,25 @@ def _given(run: Run, path: Path, group: str, own: bool) -> Counterfactual:
     """What lies at `path` as a counterfactual of this run, checked to fit and to be finite. `own`: as weights of its
     own (a retraining), else as a change to the run's model."""
     if path.is_file() and path.suffix != ".safetensors":
-        raise GudaError(f"{path} is not a .safetensors file (pickled weights are not read); re-save it as safetensors")
+        raise GudaError(
+            "weights-not-safetensors",
+            f"{path} is not a .safetensors file (pickled weights are not read); re-save it as safetensors",
+        )
     if not path.exists():
-        raise GudaError(f"{path} does not exist; give a .safetensors file or a diffusers folder")
+        raise GudaError(
+            "weights-file-missing", f"{path} does not exist; give a .safetensors file or a diffusers folder"
+        )
     base = architecture(run) if own and _base_digest(run) is None else load_model(run, "base")
     if path.is_file() and "kind" in read_header(path)[0]:
         item = Counterfactual.load(path)
         if item.group != group:
-            raise Mismatch(f"{path}: left-out group", item.group, group, "give --group as the file says")
+            raise Mismatch(
+                "counterfactual-group-mismatch",
+                f"{path}: left-out group",
+                item.group,
+                group,
+                "give --group as the file says",
+            )
         if own == (item.kind == "weights"):
             check_finite(item.changed(base), str(path))
             return replace(item, base="") if own else item  # a retraining has no base
@@ -215,7 +232,7 @@ def _folder_weights(run: Run, folder: Path) -> dict[str, torch.Tensor]:
     model = Denoiser.from_pretrained(folder, None if brings else "linear:1000")
     if brings and (given := model.schedule.digest) != run.info["schedule"]:
         raise Mismatch(
-            f"{folder}: noise schedule", run.info["schedule"], given,
+            "schedule-mismatch", f"{folder}: noise schedule", run.info["schedule"], given,
             "it was trained with another schedule than the run's model",
         )  # fmt: skip
     return model.weights()
@@ -225,10 +242,13 @@ def bank_export(run: Run, method: str, group: str, folder: str | Path, seed: int
     """Write one counterfactual as an ordinary diffusers folder."""
     file, name = _place(run, method, group, seed)
     if not run.has(file):
-        raise GudaError(f"{run.root} has no {name} model without {group!r}; run: guda fit {run.root} --method {method}")
+        raise GudaError(
+            "counterfactual-missing",
+            f"{run.root} has no {name} model without {group!r}; run: guda fit {run.root} --method {method}",
+        )
     folder = Path(folder).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise GudaError(f"{folder} exists already; give a new folder")
+        raise GudaError("folder-exists", f"{folder} exists already; give a new folder")
     item = Counterfactual.load(run.path(file))
     own = item.kind == "weights" and _base_digest(run) is None
     model = item.apply(architecture(run) if own else load_model(run, "base"))

@@ -111,8 +111,9 @@ def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries:
     refused = [m.method_id for m in chosen if not isinstance(m, ElboMethod)]
     if refused or not chosen:
         raise GudaError(
+            "cluster-method-unsupported",
             f"a cluster is planned for methods with a counterfactual per group, not {', '.join(refused) or 'none'}; "
-            "name one with --method"
+            "name one with --method",
         )
     model, scoring = architecture(run), run.recipe.scoring
     timesteps = make_plan(model.schedule, scoring, prior_density(model.schedule))
@@ -152,7 +153,8 @@ def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries:
         tasks = len(works) + groups * len(per_group) + len(above) + ceil(n_queries / shard)
         if tasks > MOST:
             raise GudaError(
-                f"{tasks:,} tasks are more than are simulated ({MOST:,}); give a larger shard (--set shard=N)"
+                "cluster-tasks-too-many",
+                f"{tasks:,} tasks are more than are simulated ({MOST:,}); give a larger shard (--set shard=N)",
             )
         fits = []
         for task in per_group:

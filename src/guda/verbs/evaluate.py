@@ -100,7 +100,10 @@ def run_oracle(run: Run) -> Logo:
     against = run.recipe.evaluation.against
     oracle = get_method(run, against)
     if not isinstance(oracle, Logo):
-        raise GudaError(f"evaluation.against = {against!r}: only logo is an oracle with retrainings to compare")
+        raise GudaError(
+            "evaluation-oracle-unsupported",
+            f"evaluation.against = {against!r}: only logo is an oracle with retrainings to compare",
+        )
     return oracle
 
 
@@ -109,7 +112,7 @@ def _checked(run: Run, name: str) -> tuple[Queries, Logo, list[Method]]:
     oracle = run_oracle(run)
     if config.reference is not None and config.reference not in known_methods():
         known = ", ".join(known_methods())
-        raise GudaError(f"evaluation.reference = {config.reference!r} is no method; known: {known}")
+        raise GudaError("method-unknown", f"evaluation.reference = {config.reference!r} is no method; known: {known}")
     queries = load_queries(run, name)
     methods = [get_method(run, m) for m in scored_methods(run, name) if m != config.against]
     for found in [oracle, *methods]:
@@ -117,8 +120,9 @@ def _checked(run: Run, name: str) -> tuple[Queries, Logo, list[Method]]:
         if not up_to_date(run, queries, found):
             m = found.method_id
             raise GudaError(
+                "scores-missing",
                 f"no {m} scores of {name!r} by the recipe's present settings; run: guda fit {run.root} --method {m}, "
-                f"then guda score {run.root} --queries {name} --method {m}"
+                f"then guda score {run.root} --queries {name} --method {m}",
             )
     return queries, oracle, methods
 

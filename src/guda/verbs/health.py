@@ -22,7 +22,7 @@ def health_methods(run: Run) -> list[str]:
     found = [get_method(run, m) for m in fitted_methods(run)]
     names = [m.method_id for m in found if isinstance(m, ElboMethod) and m.ranks_groups and not isinstance(m, Logo)]
     if not names:
-        raise GudaError(f"nothing is unlearned in {run.root} yet; run: guda fit {run.root}")
+        raise GudaError("method-not-fitted", f"nothing is unlearned in {run.root} yet; run: guda fit {run.root}")
     return names
 
 

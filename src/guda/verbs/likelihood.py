@@ -76,15 +76,18 @@ def _chosen(run: Run, queries: Queries, methods: Sequence[str] | None) -> list[E
         scored = [get_method(run, m) for m in scored_methods(run, name)]
         methods = [m.method_id for m in scored if has_log_p(m) and up_to_date(run, queries, m)]
         if not methods:
-            raise GudaError(f"no model is scored on {name!r} yet; run: guda score {run.root} --queries {name}")
+            raise GudaError(
+                "scores-missing", f"no model is scored on {name!r} yet; run: guda score {run.root} --queries {name}"
+            )
     found = [check_likelihood(get_method(run, m)) for m in methods]
     check_fitted(run, methods)
     for method in found:
         if not up_to_date(run, queries, method):
             m = method.method_id
             raise GudaError(
+                "scores-missing",
                 f"{m} has no delta ELBO of {name!r} to compare with; run: guda score {run.root} --queries {name} "
-                f"--method {m}"
+                f"--method {m}",
             )
     return found
 

@@ -63,7 +63,10 @@ def _contents(recipe: Recipe) -> Contents:
         known["fonts"] = Contents(families, images, (1, 16, 16), characters)
     name = recipe.data.source.partition(":")[0]
     if name not in known:
-        raise GudaError(f"the size of data source {recipe.data.source!r} is not known here; make the run, then plan it")
+        raise GudaError(
+            "data-size-unknown",
+            f"the size of data source {recipe.data.source!r} is not known here; make the run, then plan it",
+        )
     return known[name].cut(recipe.data)
 
 
@@ -79,8 +82,9 @@ def _network(recipe: Recipe, shape: tuple[int, int, int]) -> tuple[Any, Schedule
         return module, Schedule.from_scheduler(make_scheduler(recipe.model.scheduler))
     if path not in STARTS:
         raise GudaError(
+            "model-architecture-unknown",
             f"the architecture of {path or 'the model'} is not known without its files; make the run, then "
-            f"guda plan RUN (known: {choices(STARTS)})"
+            f"guda plan RUN (known: {choices(STARTS)})",
         )
     with torch.device("meta"):
         module = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
@@ -146,7 +150,10 @@ def outline(recipe: Recipe, n_queries: int | None = None) -> dict[str, Any]:
 
     for name, settings in recipe.methods.items():
         if name not in known_methods():
-            raise GudaError(f"the recipe names an unknown method {name!r}; known: {choices(sorted(known_methods()))}")
+            raise GudaError(
+                "method-unknown",
+                f"the recipe names an unknown method {name!r}; known: {choices(sorted(known_methods()))}",
+            )
         config = parse_config(known_methods()[name].Config, settings, f"methods.{name}")
         if name == "logo":
             seeds, full = len(config.seeds), config.own_full

@@ -30,7 +30,7 @@ def parse_pairs(run: Run, texts: Sequence[str]) -> list[Pair]:
     for text in texts:
         cuts = [(text[:i].strip(), text[i + 1 :].strip()) for i, c in enumerate(text) if c == ","]
         if not cuts:
-            raise GudaError(f"--pair {text!r}: write two groups with a comma between them")
+            raise GudaError("pair-invalid", f"--pair {text!r}: write two groups with a comma between them")
         found.append(next((cut for cut in cuts if set(cut) <= names), cuts[0]))
     return checked_pairs(run, found)
 
@@ -44,7 +44,8 @@ def checked_pairs(run: Run, asked: Sequence[Sequence[str]]) -> list[Pair]:
         joined_groups(groups, pair).check_rest()
         if missing := [g for g in pair if g not in scored]:
             raise GudaError(
-                f"pair {','.join(pair)}: {missing[0]!r} is not among the recipe's scoring.groups; add it there"
+                "group-not-scored",
+                f"pair {','.join(pair)}: {missing[0]!r} is not among the recipe's scoring.groups; add it there",
             )
     return list(dict.fromkeys(found))
 
@@ -54,7 +55,7 @@ def pairs(run: Run, name: str, asked: Sequence[Pair], methods: Sequence[str] | N
 
     `methods`: beside LOGO, which comes first where the recipe can train; default: the scored operators."""
     if not asked:
-        raise GudaError("give at least one pair of groups, e.g. --pair cat,dog")
+        raise GudaError("pair-not-given", "give at least one pair of groups, e.g. --pair cat,dog")
     asked = checked_pairs(run, asked)
     queries = load_queries(run, name)
     oracle = run_oracle(run) if run.recipe.training is not None else None
@@ -64,13 +65,16 @@ def pairs(run: Run, name: str, asked: Sequence[Pair], methods: Sequence[str] | N
     singles = [m for m in ([] if oracle is None else [oracle]) + chosen if isinstance(m, ElboMethod)]
     doubles = [pairs_of(m, asked) for m in ([] if oracle is None else [oracle]) + chosen]
     if not doubles:
-        raise GudaError(f"nothing in {run.root} takes groups out of a model; give --method and fit it first")
+        raise GudaError(
+            "methods-none", f"nothing in {run.root} takes groups out of a model; give --method and fit it first"
+        )
     for single in singles:
         if not up_to_date(run, queries, single):
             m = single.method_id
             raise GudaError(
+                "scores-missing",
                 f"no {m} scores of {name!r} for single groups; run: guda fit {run.root} --method {m}, then "
-                f"guda score {run.root} --queries {name} --method {m}"
+                f"guda score {run.root} --queries {name} --method {m}",
             )
 
     def work() -> None:

@@ -25,7 +25,10 @@ def partition(clean: Run, noisy: Run, clean_set: str | None = None, noisy_set: s
     if asked is None or clean.recipe.data.partition is not None:
         wrong = noisy if asked is None else clean
         need = "needs" if asked is None else "must not have"
-        raise GudaError(f"{wrong.root}: its recipe {need} data.partition; give the clean run first, then the noisy one")
+        raise GudaError(
+            "partition-runs-swapped",
+            f"{wrong.root}: its recipe {need} data.partition; give the clean run first, then the noisy one",
+        )
     _same_experiment(clean, noisy)
     before, after = choose_queries(clean, clean_set), choose_queries(noisy, noisy_set)
     old, new = _entry(clean, before), _entry(noisy, after)
@@ -45,14 +48,21 @@ def _same_experiment(clean: Run, noisy: Run) -> None:
     for locked in (one, two):
         locked["data"].pop("partition")
     refuse_difference(
-        f"{clean.root} and {noisy.root}", one, two, "only data.partition may differ between a clean and a noisy run"
+        "partition-recipes-differ",
+        f"{clean.root} and {noisy.root}",
+        one,
+        two,
+        "only data.partition may differ between a clean and a noisy run",
     )
 
 
 def _entry(run: Run, name: str) -> DatasetEntry:
     path = run.path("scores", name, "evaluation.json")
     if not path.is_file():
-        raise GudaError(f"{name!r} of {run.root} is not evaluated; run: guda evaluate {run.root} --queries {name}")
+        raise GudaError(
+            "evaluation-missing",
+            f"{name!r} of {run.root} is not evaluated; run: guda evaluate {run.root} --queries {name}",
+        )
     return read_entry(path)
 
 
@@ -65,7 +75,10 @@ def _oracle(clean: Run, before: str, noisy: Run, after: str) -> dict[str, Figure
         for run, name in ((clean, before), (noisy, after))
     )
     if old.groups != new.groups:
-        raise GudaError(f"{clean.root} and {noisy.root} scored different groups; score the same ones in both")
+        raise GudaError(
+            "partition-groups-differ",
+            f"{clean.root} and {noisy.root} scored different groups; score the same ones in both",
+        )
     config = noisy.recipe.evaluation
     values = per_query(np.asarray(new.score), np.asarray(old.score))
     return as_figures({m: bootstrap_mean(v, config.resamples, config.seed) for m, v in values.items()})

@@ -29,17 +29,23 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
     address, root, recipe = root, here(root), _absolute(recipe)
     for name in recipe.methods:
         if name not in known_methods():
-            raise GudaError(f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(known_methods()))}")
+            raise GudaError(
+                "method-unknown",
+                f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(known_methods()))}",
+            )
         config = parse_config(known_methods()[name].Config, recipe.methods[name], f"methods.{name}")
         for half in (config.tuned, config.rule) if hasattr(config, "tuned") else ():  # a hybrid's methods
             if half not in known_methods():
-                raise GudaError(f"methods.{name}: unknown method {half!r}; known: {', '.join(sorted(known_methods()))}")
+                raise GudaError(
+                    "method-unknown",
+                    f"methods.{name}: unknown method {half!r}; known: {', '.join(sorted(known_methods()))}",
+                )
     if root.exists() and not root.is_dir():
-        raise GudaError(f"{root} is a file; choose another name for the run folder")
+        raise GudaError("path-is-file", f"{root} is a file; choose another name for the run folder")
     if Run.exists(root):
         Run.open(address).check(recipe)  # the cheap refusal first
     elif root.exists() and any(p.name not in ("data", "recipe.yaml") and p.name[0] != "." for p in root.iterdir()):
-        raise GudaError(f"{root} exists and is not a run folder; choose another name")
+        raise GudaError("run-folder-taken", f"{root} exists and is not a run folder; choose another name")
     writable(root)
     options = recipe.data.model_dump()
     data = load_source(options.pop("source"), **options)
@@ -86,14 +92,22 @@ def _absolute(recipe: Recipe) -> Recipe:
 
 def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
     if recipe.model.path is not None and recipe.model.start is not None:
-        raise GudaError("model.path is a finished model and model.start one to fine-tune; give one of them")
+        raise GudaError(
+            "model-start-conflict", "model.path is a finished model and model.start one to fine-tune; give one of them"
+        )
     if recipe.model.path is None and recipe.training is None:
-        raise GudaError("no model: give --model FOLDER, or a recipe with a `training` section for `guda train`")
+        raise GudaError(
+            "model-not-given", "no model: give --model FOLDER, or a recipe with a `training` section for `guda train`"
+        )
     if recipe.training is not None and recipe.training.lora is not None and recipe.model.start is None:
-        raise GudaError("training.lora adapts a pretrained model: give model.start, or remove training.lora")
+        raise GudaError(
+            "lora-start-missing", "training.lora adapts a pretrained model: give model.start, or remove training.lora"
+        )
     if (path := recipe.model.path or recipe.model.start) is None:
         if recipe.model.lora is not None:
-            raise GudaError("model.lora is added to a given pipeline; give model.path or model.start too")
+            raise GudaError(
+                "lora-base-missing", "model.lora is added to a given pipeline; give model.path or model.start too"
+            )
         model = build(recipe.model, data.shape)
         _check_told(recipe, model, data)
         _try(model, "model.options")
@@ -103,7 +117,10 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
     if model.image_shape != data.shape:
         (c, h, w), (dc, dh, dw) = model.image_shape, data.shape
         fix = f"give --size {h}" if (dh, dw) != (h, w) else f"the model wants {c} channel(s), the images have {dc}"
-        raise GudaError(f"the model takes {w}x{h} images of {c} channel(s), the data are {dw}x{dh} of {dc}; {fix}")
+        raise GudaError(
+            "image-shape-mismatch",
+            f"the model takes {w}x{h} images of {c} channel(s), the data are {dw}x{dh} of {dc}; {fix}",
+        )
     _try(model, path)
     return model
 
@@ -111,15 +128,20 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
 def _check_told(recipe: Recipe, model: Denoiser, data: ImageData) -> None:
     """Prompts are for text-to-image models, are made of what the images show, and training needs them."""
     if recipe.prompts is not None and model.frozen is None:
-        raise GudaError(f"the recipe has a `prompts` section, but the model is {model.kind}; remove the section")
+        raise GudaError(
+            "prompts-section-unexpected",
+            f"the recipe has a `prompts` section, but the model is {model.kind}; remove the section",
+        )
     if recipe.prompts is not None and data.contents is None:
         raise GudaError(
-            "prompts name what each image shows: give data.content_by, e.g. level:2 for style/object/*.jpg folders"
+            "contents-missing",
+            "prompts name what each image shows: give data.content_by, e.g. level:2 for style/object/*.jpg folders",
         )
     if recipe.prompts is None and model.frozen is not None and recipe.training is not None:
         raise GudaError(
+            "contents-missing",
             "the model is text-to-image: say what the images show, e.g. --content-by level:2 for STYLE/OBJECT/*.jpg, "
-            "or give a recipe with a `prompts` section"
+            "or give a recipe with a `prompts` section",
         )
 
 
@@ -136,7 +158,10 @@ def _try(model: Denoiser, where: str) -> None:
     except RuntimeError as e:
         size = "x".join(str(n) for n in model.shape[1:])
         reason = str(e).splitlines()[0]
-        raise GudaError(f"{where}: the network cannot run on {size} images ({reason}); give another --size") from None
+        raise GudaError(
+            "image-size-unsupported",
+            f"{where}: the network cannot run on {size} images ({reason}); give another --size",
+        ) from None
 
 
 def status(run: Run) -> dict[str, Any]:
@@ -169,7 +194,7 @@ def status(run: Run) -> dict[str, Any]:
 def change_settings(run: Run, methods: Sequence[str], settings: Sequence[str]) -> None:
     """`key=value` settings of one method, kept in the run's recipe; what it makes gets a name of its own."""
     if len(methods) != 1:
-        raise GudaError("--set changes one method: give exactly one --method")
+        raise GudaError("set-method-ambiguous", "--set changes one method: give exactly one --method")
     update_settings(run, methods[0], parse_settings(settings))
 
 
@@ -181,11 +206,11 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise GudaError(f"--set {text!r}: write key=value")
+            raise GudaError("set-syntax-invalid", f"--set {text!r}: write key=value")
         try:
             found[key] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise GudaError(f"--set {text!r}: the value is not valid YAML") from None
+            raise GudaError("set-not-yaml", f"--set {text!r}: the value is not valid YAML") from None
     return found
 
 
@@ -218,12 +243,14 @@ def change_groups(run: Run, text: str | None) -> None:
     if names is not None and (level := re.fullmatch(r"level:(\d+)", text)):
         levels = known.levels(known.leaves)
         if not 1 <= int(level[1]) <= len(levels):
-            raise GudaError(f"--groups {text}: the groups have levels 1 to {len(levels)}")
+            raise GudaError("group-level-unknown", f"--groups {text}: the groups have levels 1 to {len(levels)}")
         names = [known.names[k] for k in levels[int(level[1]) - 1]]
     if names is not None:
         known.check_apart([known.index(name) for name in names])  # refuses an unknown one, naming those there are
         if len(set(names)) < 2:
-            raise GudaError(f"--groups {text!r}: attribution compares groups; give at least two, or `all`")
+            raise GudaError(
+                "groups-too-few", f"--groups {text!r}: attribution compares groups; give at least two, or `all`"
+            )
     value = run.recipe.model_dump(mode="json")
     value["scoring"]["groups"] = names
     run.update(Recipe.from_dict(value, "the changed recipe"))
@@ -232,9 +259,12 @@ def change_groups(run: Run, text: str | None) -> None:
 def change_queries(run: Run, n: int | None, seed: int | None, objects: int | None = None) -> None:
     told = run.recipe.prompts is not None
     if told and n is not None:
-        raise GudaError("a text-to-image run draws one picture per object and style: give --objects instead of -n")
+        raise GudaError(
+            "sample-count-unsupported",
+            "a text-to-image run draws one picture per object and style: give --objects instead of -n",
+        )
     if not told and objects is not None:
-        raise GudaError("--objects is for text-to-image runs; give -n")
+        raise GudaError("sample-objects-unsupported", "--objects is for text-to-image runs; give -n")
     changes = {k: v for k, v in (("n", n), ("seed", seed), ("objects", objects)) if v is not None}
     if changes:
         value = run.recipe.model_dump(mode="json")

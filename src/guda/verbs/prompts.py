@@ -18,14 +18,17 @@ def prompts_build(run: Run) -> dict[str, Any]:
     """Describe the styles and write every prompt; the same again changes nothing, others are refused."""
     config = run.recipe.prompts
     if config is None:
-        raise GudaError(f"the recipe of {run.root} has no prompts section; make a run from a recipe that has one")
+        raise GudaError(
+            "prompts-section-missing",
+            f"the recipe of {run.root} has no prompts section; make a run from a recipe that has one",
+        )
     data = load_data(run)
     ranked = vocabularies(data, config)
     prompts, path = build(data, config, ranked.vocabularies, ranked.dropped), run.path(*FILE)
     new = not path.is_file()
     if not new and (old := Prompts.load(path, data.digest)).digest != prompts.digest:
         raise Mismatch(
-            f"{path} holds other prompts: digest", old.digest, prompts.digest,
+            "prompts-conflict", f"{path} holds other prompts: digest", old.digest, prompts.digest,
             "models of this run may have been trained with them; use another run folder, or delete it if none were",
         )  # fmt: skip
     run.note("prompts_digest", prompts.digest)  # deleting the file does not make other prompts welcome

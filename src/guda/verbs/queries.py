@@ -23,16 +23,26 @@ def add_queries(run: Run, folder: str | Path, name: str | None = None) -> str:
     load_model(run, "base").condition(queries.prompts)
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name or queries.name).lstrip(".") or "queries"
     if name is not None and name != plain:
-        raise GudaError(f"--name {name!r}: letters, digits, dot, dash and underscore only, e.g. {plain!r}")
+        raise GudaError(
+            "query-set-name-invalid", f"--name {name!r}: letters, digits, dot, dash and underscore only, e.g. {plain!r}"
+        )
     name = plain
     if REFERENCE.fullmatch(name):
-        raise GudaError(f"query sets called {name!r} are the run's own training images; give another --name")
+        raise GudaError(
+            "query-set-name-reserved",
+            f"query sets called {name!r} are the run's own training images; give another --name",
+        )
     target = run.path("queries", name)
     if (target / "index.json").is_file():
         known = Queries.load(target)
         if known.digest != queries.digest:
-            raise Mismatch(f"query set {name!r} of the run has other pictures", known.digest[:12], queries.digest[:12],
-                           "give this one another --name")  # fmt: skip
+            raise Mismatch(
+                "query-set-conflict",
+                f"query set {name!r} of the run has other pictures",
+                known.digest[:12],
+                queries.digest[:12],
+                "give this one another --name",
+            )
         return name
     Queries(queries.ids, queries.images, queries.prompts, name).save(target)
     return name
@@ -71,12 +81,18 @@ def choose_queries(run: Run, queries: str | None = None) -> str:
             return sets[0]
         if not sets:
             raise GudaError(
-                f"{run.root} has no queries; give --queries FOLDER, or draw some with: guda sample {run.root}"
+                "query-set-missing",
+                f"{run.root} has no queries; give --queries FOLDER, or draw some with: guda sample {run.root}",
             )
-        raise GudaError(f"{run.root} has several query sets; choose one with --queries: {', '.join(sets)}")
+        raise GudaError(
+            "query-set-ambiguous", f"{run.root} has several query sets; choose one with --queries: {', '.join(sets)}"
+        )
     if queries in sets:
         return queries
-    raise GudaError(f"no query set {queries!r} in {run.root} and no such folder; sets: {', '.join(sets) or 'none'}")
+    raise GudaError(
+        "query-set-unknown",
+        f"no query set {queries!r} in {run.root} and no such folder; sets: {', '.join(sets) or 'none'}",
+    )
 
 
 def choose_or_add_queries(run: Run, queries: str | None, name: str | None = None) -> str:
@@ -84,5 +100,5 @@ def choose_or_add_queries(run: Run, queries: str | None, name: str | None = None
     if queries is not None and Path(queries).is_dir():
         return add_queries(run, queries, name)
     if name is not None:
-        raise GudaError("--name names a new query set: give its folder with --queries")
+        raise GudaError("query-set-folder-missing", "--name names a new query set: give its folder with --queries")
     return choose_queries(run, queries)

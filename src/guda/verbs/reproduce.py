@@ -102,7 +102,9 @@ def read_reproduction(name: str) -> Reproduction:
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         if name not in reproductions():
-            raise GudaError(f"no experiment {name!r} to reproduce; there are: {', '.join(reproductions())}")
+            raise GudaError(
+                "experiment-unknown", f"no experiment {name!r} to reproduce; there are: {', '.join(reproductions())}"
+            )
         path = recipes_folder() / "reproduce" / f"{name}.yaml"
     found: Reproduction = read_config(Reproduction, path, "experiment")
     return found
@@ -111,7 +113,7 @@ def read_reproduction(name: str) -> Reproduction:
 def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
     """The recipe of one scale with all the experiment's methods; a recipe's own settings of one come first."""
     if scale not in wanted.scales:
-        raise GudaError(f"no scale {scale!r}; there are: {', '.join(wanted.scales)}")
+        raise GudaError("scale-unknown", f"no scale {scale!r}; there are: {', '.join(wanted.scales)}")
     name = wanted.scales[scale]
     value = (Recipe.read(Path(name)) if name.endswith(".yaml") else builtin_recipe(name)).model_dump(mode="json")
     value["methods"] |= {m: settings for m, settings in wanted.methods.items() if m not in value["methods"]}

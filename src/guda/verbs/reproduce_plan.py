@@ -27,7 +27,7 @@ def plan_reproduction(wanted: Reproduction, scale: str = FULL, ablations: bool =
     try:
         value = outline(recipe)
     except GudaError as e:
-        value = _fits_alone(recipe, str(e))
+        value = _fits_alone(recipe, e)
     own = value["rows"]
     rows = [*_start(wanted), *_placebos(recipe), *_likelihood(wanted, scale, recipe, value)]
     if scale in wanted.partition:
@@ -59,11 +59,11 @@ def _fit_evals(method: str, settings: dict[str, Any]) -> float:
     return float(OPERATORS[method].fit_evals(parse_config(OPERATORS[method].Config, settings, f"methods.{method}")))
 
 
-def _fits_alone(recipe: Recipe, why: str) -> dict[str, Any]:
+def _fits_alone(recipe: Recipe, why: GudaError) -> dict[str, Any]:
     """Rows of trainings and fits, of a recipe whose data or network are not known without their files."""
     groups = len(recipe.scoring.groups or recipe.data.groups or ())
     if not groups:
-        raise GudaError(why)
+        raise why
     models = trainings(recipe, groups)
     rows = [Budget("train the full model", _training_evals(recipe), None, None)]
     rows.append(Budget(f"fit logo ({models - 1} trainings)", (models - 1) * _training_evals(recipe), None, None))

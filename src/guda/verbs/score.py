@@ -108,11 +108,15 @@ def _screener(run: Run, screen: Screen) -> Method:
     found = get_method(run, screen.method)
     if not isinstance(found, ElboMethod) or isinstance(found, Logo):
         raise GudaError(
-            f"--screen {screen.name}: {screen.method} has no cheap scores in nats; use posterior:{screen.keep}"
+            "screen-method-unsupported",
+            f"--screen {screen.name}: {screen.method} has no cheap scores in nats; use posterior:{screen.keep}",
         )
     check_fitted(run, [screen.method])
     if screen.keep > len(found.groups):
-        raise GudaError(f"--screen {screen.name}: there are {len(found.groups)} groups; leave --screen, or keep fewer")
+        raise GudaError(
+            "screen-keeps-all",
+            f"--screen {screen.name}: there are {len(found.groups)} groups; leave --screen, or keep fewer",
+        )
     return found
 
 
@@ -190,7 +194,9 @@ def placebo_null(run: Run, queries: str, method: str, variant: str | None = None
         return None
     scores = Scores.read(path)
     if scores.queries != load_queries(run, queries).ids:
-        raise GudaError(f"{path} is of other pictures; run: guda score {run.root} --queries {queries}")
+        raise GudaError(
+            "scores-other-queries", f"{path} is of other pictures; run: guda score {run.root} --queries {queries}"
+        )
     return Null(scores, placebo_size(load_data(run), asked_groups(run)))
 
 
@@ -200,11 +206,15 @@ def variant(
     """Sub-folder of scores that are not the plain estimand by the recipe's rounds."""
     bands = parse_bands(run, band)
     if stop is not None and bands is not None:
-        raise GudaError("--stop races over the whole bound; give either --stop or --band")
+        raise GudaError("stop-with-band", "--stop races over the whole bound; give either --stop or --band")
     if stop is not None and (drift or run.recipe.scoring.drift) == "subtract":
-        raise GudaError("--stop races scores as they are; give --drift keep with it, or leave --stop")
+        raise GudaError(
+            "stop-with-drift", "--stop races scores as they are; give --drift keep with it, or leave --stop"
+        )
     if screen is not None and stop is None:
-        raise GudaError("--screen chooses who starts a race; give --stop too, e.g. --stop top1@0.95")
+        raise GudaError(
+            "screen-without-stop", "--screen chooses who starts a race; give --stop too, e.g. --stop top1@0.95"
+        )
     if stop is None:
         return bands.slug if bands else None
     # no colon: it cannot be part of a file's name everywhere
@@ -218,7 +228,7 @@ def parse_bands(run: Run, band: str | None) -> Bands | None:
     found = Bands.parse(band, schedule.T)
     last = schedule.t_max if run.recipe.scoring.estimand == "elbo" else schedule.T - 1
     if not found.factors(schedule.T)[1 : last + 1].any():
-        raise GudaError(f"band {band!r} counts no timestep of the sum, which goes over 1 <= t <= {last}")
+        raise GudaError("band-empty", f"band {band!r} counts no timestep of the sum, which goes over 1 <= t <= {last}")
     return found
 
 
@@ -252,7 +262,7 @@ def band_shares(run: Run, name: str, method: str) -> dict[str, float]:
     """Noise-band view: the share of the scores' absolute size that comes from each band of t."""
     found = get_method(run, method)
     if not isinstance(found, ElboMethod):
-        raise GudaError(f"{method} has no timesteps, so no noise bands")
+        raise GudaError("band-method-unsupported", f"{method} has no timesteps, so no noise bands")
     queries = load_queries(run, name)
     read, sets = found.reader(queries), found.sets()
     edges = default_edges(run_schedule(run).T)

@@ -89,7 +89,9 @@ def default_space(cls: type[Method], base: Mapping[str, Any]) -> Space:
     space = {k: STANDARD[k] for k in DEFAULTS.get(cls.id, STANDARD) if k in fields}
     if not space:
         settings = f"its settings: {', '.join(fields)}" if fields else "it has no settings"
-        raise GudaError(f"{cls.id} has no default search ({settings}); give --search or --space")
+        raise GudaError(
+            "search-default-missing", f"{cls.id} has no default search ({settings}); give --search or --space"
+        )
     if "window" in space:
         _, end = parse_config(cls.Config, dict(base), f"methods.{cls.id}").window
         starts = [v for v in space["window"].ends() if v < end]
@@ -103,9 +105,11 @@ def parse_space(text: str) -> Space:
     for part in re.split(r",(?=\s*[A-Za-z_]\w*\s*=)", text):
         key, equals, value = (p.strip() for p in part.partition("="))
         if not key or not equals or not value:
-            raise GudaError(f"--search {part.strip()!r}: write key=low..high or key=a|b|c, several with commas")
+            raise GudaError(
+                "search-invalid", f"--search {part.strip()!r}: write key=low..high or key=a|b|c, several with commas"
+            )
         if key in space:
-            raise GudaError(f"--search: {key} occurs twice")
+            raise GudaError("search-key-duplicate", f"--search: {key} occurs twice")
         space[key] = _dimension(value, f"--search {part.strip()!r}")
     return space
 
@@ -115,11 +119,11 @@ def read_space(path: Path) -> Space:
     try:
         value = yaml.safe_load(path.read_text())
     except OSError:
-        raise GudaError(f"--space {path}: no such file") from None
+        raise GudaError("space-file-missing", f"--space {path}: no such file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise GudaError(f"--space {path} is not valid YAML: {str(e).splitlines()[0]}") from None
+        raise GudaError("space-not-yaml", f"--space {path} is not valid YAML: {str(e).splitlines()[0]}") from None
     if not isinstance(value, dict) or not value:
-        raise GudaError(f"--space {path}: write one line per setting, e.g. lr: 1e-5..1e-3")
+        raise GudaError("space-layout-invalid", f"--space {path}: write one line per setting, e.g. lr: 1e-5..1e-3")
     return {str(k): _dimension(v, f"--space {path}: {k}") for k, v in value.items()}
 
 
@@ -135,9 +139,9 @@ def _dimension(value: Any, where: str) -> Range | Choice:
         try:
             return _choice([_number(yaml.safe_load(v)) for v in value.split("|")], where)
         except yaml.YAMLError:
-            raise GudaError(f"{where}: the value is not valid YAML") from None
+            raise GudaError("space-not-yaml", f"{where}: the value is not valid YAML") from None
     if value is None or isinstance(value, dict):
-        raise GudaError(f"{where}: write low..high, or a list of values")
+        raise GudaError("search-range-invalid", f"{where}: write low..high, or a list of values")
     return _choice([value], where)
 
 
@@ -155,15 +159,19 @@ def _range(low: Any, high: Any, where: str) -> Range:
     try:
         ends = float(low), float(high)
     except (TypeError, ValueError):
-        raise GudaError(f"{where}: the ends of a range are numbers, got {low!r} and {high!r}") from None
+        raise GudaError(
+            "search-range-invalid", f"{where}: the ends of a range are numbers, got {low!r} and {high!r}"
+        ) from None
     if not all(map(math.isfinite, ends)) or ends[0] >= ends[1]:
-        raise GudaError(f"{where}: a range goes from a smaller to a larger number, got {low} and {high}")
+        raise GudaError(
+            "search-range-reversed", f"{where}: a range goes from a smaller to a larger number, got {low} and {high}"
+        )
     return Range(*ends, whole=all(re.fullmatch(r"[+-]?[0-9]+", str(v)) for v in (low, high)))
 
 
 def _choice(values: list[Any], where: str) -> Choice:
     if not values or len({canonical(v) for v in values}) != len(values):
-        raise GudaError(f"{where}: a choice needs values that differ")
+        raise GudaError("search-choices-duplicate", f"{where}: a choice needs values that differ")
     return Choice(tuple(values))
 
 

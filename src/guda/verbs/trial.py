@@ -38,9 +38,13 @@ def method_class(method: str) -> type[Method]:
     """The class of a method that can be tried, which the oracle itself cannot."""
     known = known_methods()
     if method not in known:
-        raise GudaError(f"unknown method {method!r}; known: {', '.join(sorted(known))}{suggestion(method, known)}")
+        raise GudaError(
+            "method-unknown", f"unknown method {method!r}; known: {', '.join(sorted(known))}{suggestion(method, known)}"
+        )
     if issubclass(known[method], Logo):
-        raise GudaError(f"{method} is the oracle that settings are held against; choose another method")
+        raise GudaError(
+            "oracle-as-method", f"{method} is the oracle that settings are held against; choose another method"
+        )
     return known[method]
 
 
@@ -55,8 +59,9 @@ def fitted_oracle(run: Run, groups: tuple[str, ...]) -> Logo:
     restrict(oracle, groups)
     if missing := [t for t in oracle.fit() if not t.done(run)]:
         raise GudaError(
+            "logo-not-fitted",
             f"settings are held against LOGO, which is not fitted for {choices(groups)} ({len(missing)} trainings "
-            f"missing, first: {missing[0].name}); run: guda fit {run.root} --method logo"
+            f"missing, first: {missing[0].name}); run: guda fit {run.root} --method logo",
         )
     return oracle
 
@@ -101,7 +106,8 @@ class Trials:
         engine(self.run, tasks, f"fit {self.label(method)}")
         if not all(t.done(self.run) for t in tasks):
             raise GudaError(
-                f"the tasks that fit {method.method_id} do not carry its settings; only the recipe's own can be tried"
+                "trial-settings-unsupported",
+                f"the tasks that fit {method.method_id} do not carry its settings; only the recipe's own can be tried",
             )
         self._score(method, engine)
 

@@ -91,7 +91,7 @@ def tune(
     _need_optuna()
     cls = method_class(method)
     if trials < 1:
-        raise GudaError(f"{trials} trials find nothing; give at least 1")
+        raise GudaError("trials-too-few", f"{trials} trials find nothing; give at least 1")
     base = run.recipe.methods.get(method, {})
     space = default_space(cls, base) if space is None else space
     check_space(space, cls, base)
@@ -121,7 +121,9 @@ def _need_optuna() -> None:
     try:
         import optuna
     except ImportError:
-        raise GudaError("tuning needs optuna, which is not installed; run: pip install 'guda[tune]'") from None
+        raise GudaError(
+            "package-missing", "tuning needs optuna, which is not installed; run: pip install 'guda[tune]'"
+        ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
@@ -135,11 +137,12 @@ def tuning_queries(run: Run, seed: int | None, n: int) -> QueriesConfig:
         seed = 0 if reported.seed != 0 else 1
     if seed == reported.seed:
         raise GudaError(
+            "tuning-seed-taken",
             f"seed {seed} draws the queries that {run.root} is evaluated on; settings chosen on them would flatter "
-            f"every figure: give another --queries-seed, e.g. {seed + 1}"
+            f"every figure: give another --queries-seed, e.g. {seed + 1}",
         )
     if n < 2:
-        raise GudaError(f"{n} tuning queries give no interval; give -n 2 or more")
+        raise GudaError("queries-too-few", f"{n} tuning queries give no interval; give -n 2 or more")
     changes = {"n": n, "seed": seed}
     if run.recipe.prompts is not None:  # the same number of objects in every style
         objects = len(set(load_data(run).contents or ()))
@@ -158,8 +161,9 @@ def refuse_shared(run: Run, queries: str) -> None:
         for image, i in zip(others.images, others.ids, strict=True):
             if (mine := seen.get(image.tobytes())) is not None:
                 raise GudaError(
+                    "tuning-query-overlap",
                     f"tuning query {mine!r} of {queries!r} is also query {i!r} of {name!r}, which the run is "
-                    "evaluated on; give another --queries-seed"
+                    "evaluated on; give another --queries-seed",
                 )
 
 
@@ -170,16 +174,23 @@ def choose_groups(run: Run, groups: int | Sequence[str] | None) -> tuple[str, ..
         groups = min(GROUPS, len(names))
     if isinstance(groups, int):
         if not 2 <= groups <= len(names):
-            raise GudaError(f"--groups {groups}: a ranking needs at least 2 groups, and the run has {len(names)}")
+            raise GudaError(
+                "groups-too-few", f"--groups {groups}: a ranking needs at least 2 groups, and the run has {len(names)}"
+            )
         wanted = {names[int(k)] for k in generator(SEED, "tune", "groups").permutation(len(names))[:groups]}
     else:
         for name in groups:
             load_data(run).groups.index(name)  # refuses an unknown one, naming those there are
         if other := [name for name in groups if name not in names]:
-            raise GudaError(f"--groups: {other[0]!r} is not among the groups this run asks about (scoring.groups)")
+            raise GudaError(
+                "group-not-scored",
+                f"--groups: {other[0]!r} is not among the groups this run asks about (scoring.groups)",
+            )
         wanted = set(groups)
         if len(wanted) < 2:
-            raise GudaError("--groups: a ranking needs at least 2 groups; name several, or give their number")
+            raise GudaError(
+                "groups-too-few", "--groups: a ranking needs at least 2 groups; name several, or give their number"
+            )
     return tuple(name for name in names if name in wanted)
 
 
@@ -258,9 +269,13 @@ def read_trace(path: Path) -> list[TuneTrial]:
         trace = [TuneTrial.model_validate(json.loads(line)) for line in path.read_text().splitlines()]
     except (ValidationError, ValueError) as e:
         reason = str(e).splitlines()[0]
-        raise GudaError(f"{path} is damaged ({reason}); delete it: finished fits and scores are kept") from None
+        raise GudaError(
+            "trace-damaged", f"{path} is damaged ({reason}); delete it: finished fits and scores are kept"
+        ) from None
     if [t.number for t in trace] != list(range(len(trace))):
-        raise GudaError(f"{path} is damaged (trials are missing); delete it: finished fits and scores are kept")
+        raise GudaError(
+            "trace-damaged", f"{path} is damaged (trials are missing); delete it: finished fits and scores are kept"
+        )
     return trace
 
 
@@ -281,7 +296,10 @@ def _conclude(
 ) -> Tuned:
     ranking = ranked(trace)
     if not ranking:
-        raise GudaError(f"all {len(trace)} trials of {method} failed, the first: {trace[0].failed}; search elsewhere")
+        raise GudaError(
+            "trials-all-failed",
+            f"all {len(trace)} trials of {method} failed, the first: {trace[0].failed}; search elsewhere",
+        )
     two = {str(i): study.method(method, t.settings, method) for i, t in enumerate(ranking[:2])}
     comparison = study.compare(two, reference="1" if len(two) == 2 else None)
     lead = comparison.methods["0"].difference.get("top1")

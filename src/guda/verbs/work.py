@@ -33,7 +33,9 @@ def local_engine(workers: int | None = None, watch: Callable[[str], Watcher] | N
 def ray_engine(options: RayOptions, watch: Callable[[str], Watcher] | None = None) -> Engine:
     """The same tasks on a Ray cluster; needs the extra `ray`."""
     if team.size() > 1:
-        raise GudaError("--engine ray starts its own processes; run guda by itself, not under accelerate launch")
+        raise GudaError(
+            "ray-under-launch", "--engine ray starts its own processes; run guda by itself, not under accelerate launch"
+        )
     import_ray()  # says at once what to install
     pool = RayWorkers(options)
 
@@ -57,7 +59,10 @@ def base_tasks(run: Run) -> list[Task]:
 def train(run: Run, engine: Engine) -> str:
     """Train the run's full model; returns its folder."""
     if run.recipe.model.path:
-        raise GudaError(f"{run.root} has a model already ({run.recipe.model.path}); there is nothing to train")
+        raise GudaError(
+            "training-not-needed",
+            f"{run.root} has a model already ({run.recipe.model.path}); there is nothing to train",
+        )
     engine(run, ready(run, base_tasks(run)), "train")
     return str(run.path("models", full_name(need_training(run).seed)))
 
@@ -103,4 +108,6 @@ def _set(run: Run, name: str) -> bool:
 def check_fitted(run: Run, methods: Sequence[str]) -> None:
     for name in methods:
         if not get_method(run, name).fitted():
-            raise GudaError(f"{name} is not fitted in {run.root}; run: guda fit {run.root} --method {name}")
+            raise GudaError(
+                "method-not-fitted", f"{name} is not fitted in {run.root}; run: guda fit {run.root} --method {name}"
+            )

@@ -29,13 +29,13 @@ def api(service: Service) -> None:
     import gradio as gr
 
     def refused(error: GudaError) -> Exception:
-        return gr.Error(" ".join(str(error).split()), print_exception=False)
+        return gr.Error(" ".join(str(error).split()), title=error.code, print_exception=False)
 
     async def attribute(picture: str, prompt: str, rule: str, method: str) -> dict[str, Any]:
         """Score one picture; answers when the stop rule is met."""
         try:
             if not picture:
-                raise GudaError("give a picture: PNG, JPEG or WebP")
+                raise GudaError("image-not-given", "give a picture: PNG, JPEG or WebP")
             job, note = await asyncio.to_thread(service.ask, picture, prompt, rule or DEFAULT_RULE, method or None)
             last: Snapshot | None = None
             async for shot in looks(service, job):

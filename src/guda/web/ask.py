@@ -53,7 +53,7 @@ def ask_tab(service: Service) -> Any:
     ) -> AsyncIterator[str]:
         try:
             if not file:
-                raise GudaError("choose a picture first: PNG, JPEG or WebP")
+                raise GudaError("image-not-given", "choose a picture first: PNG, JPEG or WebP")
             rule = rule_of(choice, budget, own)
             job, note = await asyncio.to_thread(service.ask, file, prompt, rule, method)
             held: Scale | None = None

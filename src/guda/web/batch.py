@@ -27,9 +27,11 @@ def batch_tab(service: Service) -> None:
     ) -> AsyncIterator[str]:
         try:
             if not files:
-                raise GudaError("choose some pictures first: PNG, JPEG or WebP")
+                raise GudaError("image-not-given", "choose some pictures first: PNG, JPEG or WebP")
             if len(files) > MOST:
-                raise GudaError(f"{len(files)} pictures are too many at once; up to {MOST} are taken")
+                raise GudaError(
+                    "upload-too-many", f"{len(files)} pictures are too many at once; up to {MOST} are taken"
+                )
             told = _prompts(prompts, len(files), service.told)
             rule = rule_of(choice, budget, own)
         except GudaError as e:
@@ -106,7 +108,10 @@ def _prompts(text: str, n: int, told: str | None) -> list[str]:
         return lines or [""] * n
     if len(lines) == 1:
         return lines * n
-    raise GudaError(f"{n} pictures and {len(lines)} {told} lines; give one line for each picture, or one for all")
+    raise GudaError(
+        "prompts-count-mismatch",
+        f"{n} pictures and {len(lines)} {told} lines; give one line for each picture, or one for all",
+    )
 
 
 def line(service: Service, name: str, shot: Snapshot) -> tuple[str, ...]:

@@ -65,13 +65,18 @@ def _read(path: Path, shape: tuple[int, ...], limits: Limits) -> Picture:
     c, h, w = shape
     own = (width, height) == (w, h)
     if not own and h != w:
-        raise Refused(f"{path.name} is {width} x {height} pixels; this model takes pictures of exactly {w} x {h}")
+        raise Refused(
+            "upload-size-mismatch",
+            f"{path.name} is {width} x {height} pixels; this model takes pictures of exactly {w} x {h}",
+        )
     try:
         pixels = read_image(path, None if own else h, {1: "L", 3: "RGB"}[c])
     except GudaError as e:
-        raise Refused(str(e).replace(str(path), path.name)) from None
+        raise Refused(e.code, str(e).replace(str(path), path.name)) from None
     if pixels.shape != (c, h, w):  # its EXIF tag turned it
-        raise Refused(f"{path.name} lies on its side by its EXIF tag; save it upright at {w} x {h} pixels")
+        raise Refused(
+            "upload-rotated", f"{path.name} lies on its side by its EXIF tag; save it upright at {w} x {h} pixels"
+        )
     if own:
         return Picture(pixels)
     cut = "" if width == height else ", its centre square cut out"
@@ -84,13 +89,18 @@ def _header(path: Path, limits: Limits) -> tuple[int, int]:
 
     size = path.stat().st_size
     if size == 0:
-        raise Refused(f"{path.name} is empty")
+        raise Refused("upload-empty", f"{path.name} is empty")
     if size > limits.max_mb * MB:
-        raise Refused(f"{path.name} has {size / MB:.1f} MB; files of up to {limits.max_mb:g} MB are taken")
+        raise Refused(
+            "upload-too-large", f"{path.name} has {size / MB:.1f} MB; files of up to {limits.max_mb:g} MB are taken"
+        )
     data = path.read_bytes()
     kind = _kind(data)
     if kind is None:
-        raise Refused(f"{path.name} is no PNG, JPEG or WebP file, judged by its content and not by its name")
+        raise Refused(
+            "upload-type-unsupported",
+            f"{path.name} is no PNG, JPEG or WebP file, judged by its content and not by its name",
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower, and told below
@@ -99,19 +109,23 @@ def _header(path: Path, limits: Limits) -> tuple[int, int]:
                 several = frames > 1 and file.format != "MPO"  # a camera's JPEG brings previews of itself
     except Image.DecompressionBombError:
         raise Refused(
-            f"{path.name} has too many pixels; up to {limits.max_megapixels:g} megapixels are taken"
+            "upload-pixels-too-many",
+            f"{path.name} has too many pixels; up to {limits.max_megapixels:g} megapixels are taken",
         ) from None
     except Exception:  # a damaged header makes Pillow raise nearly anything
-        raise Refused(f"{path.name} is damaged: its {kind} header cannot be read") from None
+        raise Refused("upload-damaged", f"{path.name} is damaged: its {kind} header cannot be read") from None
     if width < 1 or height < 1:
-        raise Refused(f"{path.name} has no pixels ({width} x {height})")
+        raise Refused("upload-without-pixels", f"{path.name} has no pixels ({width} x {height})")
     if width * height > limits.max_megapixels * 1e6:
         raise Refused(
+            "upload-pixels-too-many",
             f"{path.name} is {width:,} x {height:,} pixels, {width * height / 1e6:,.0f} megapixels; "
-            f"up to {limits.max_megapixels:g} megapixels are taken"
+            f"up to {limits.max_megapixels:g} megapixels are taken",
         )
     if several:
-        raise Refused(f"{path.name} is animated ({frames} frames); save the frame you mean as a still picture")
+        raise Refused(
+            "image-animated", f"{path.name} is animated ({frames} frames); save the frame you mean as a still picture"
+        )
     return width, height
 
 
@@ -128,12 +142,14 @@ def read_prompt(prompt: str | None, told: str | None) -> str | None:
     text = " ".join((prompt or "").split())
     if told is None:
         if text:
-            raise Refused("this model is told nothing of a picture; leave the prompt out")
+            raise Refused("prompts-unexpected", "this model is told nothing of a picture; leave the prompt out")
         return None
     if not text:
-        raise Refused(f"this model is told a {told} with every picture; write the {told} that made this one")
+        raise Refused(
+            "prompts-required", f"this model is told a {told} with every picture; write the {told} that made this one"
+        )
     if len(text) > LONGEST_PROMPT:
-        raise Refused(f"the {told} has {len(text):,} characters; up to {LONGEST_PROMPT:,} are taken")
+        raise Refused("prompt-too-long", f"the {told} has {len(text):,} characters; up to {LONGEST_PROMPT:,} are taken")
     return text
 
 
@@ -149,8 +165,13 @@ def keep_upload(run: Run, pixels: np.ndarray, prompt: str | None = None, most: i
     folder = run.path("queries", name)
     if not (folder / "index.json").is_file():
         if most is not None and sum(s.startswith(UPLOAD) for s in run.query_sets()) >= most:
-            raise Refused(f"this run keeps {most:,} uploads already; whoever runs the server may raise --max-uploads")
+            raise Refused(
+                "uploads-full",
+                f"this run keeps {most:,} uploads already; whoever runs the server may raise --max-uploads",
+            )
         queries.save(folder)
     elif Queries.load(folder).digest != queries.digest:
-        raise GudaError(f"{folder} holds another picture than its name says; remove that folder")
+        raise GudaError(
+            "upload-folder-conflict", f"{folder} holds another picture than its name says; remove that folder"
+        )
     return name

@@ -22,11 +22,11 @@ def rule_of(choice: str, budget: float | None, own: str) -> str:
     """The stop rule behind a choice of the page, by its proper name."""
     if choice == BUDGET:
         if budget is None or budget != int(budget):
-            raise GudaError("the budget is a whole number of network evaluations")
+            raise GudaError("stop-budget-invalid", "the budget is a whole number of network evaluations")
         return StopRule.parse(f"budget={int(budget)}").name
     text = {FIRST: DEFAULT_RULE, THREE: "top3@0.9"}.get(choice, own.strip())
     if not text:
-        raise GudaError("write a stop rule: top1@0.95, top3@0.9, budget=500, or two with a comma")
+        raise GudaError("stop-rule-missing", "write a stop rule: top1@0.95, top3@0.9, budget=500, or two with a comma")
     return StopRule.parse(text).name
 
 

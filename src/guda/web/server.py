@@ -33,7 +33,9 @@ def need_gradio() -> None:
     try:
         import gradio  # noqa: F401
     except ImportError:
-        raise GudaError('guda serve needs gradio; install it with: pip install "guda[web]"') from None
+        raise GudaError(
+            "package-missing", 'guda serve needs gradio; install it with: pip install "guda[web]"'
+        ) from None
 
 
 def parse_auth(text: str | None) -> tuple[str, str] | None:
@@ -41,7 +43,7 @@ def parse_auth(text: str | None) -> tuple[str, str] | None:
         return None
     user, colon, password = text.partition(":")
     if not (user and colon and password):
-        raise GudaError("--auth takes USER:PASSWORD, both of them not empty")
+        raise GudaError("auth-invalid", "--auth takes USER:PASSWORD, both of them not empty")
     return user, password
 
 
@@ -53,7 +55,9 @@ def free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except (OSError, OverflowError) as e:
-            raise GudaError(f"cannot listen on {host}:{port} ({e}); give another --port or --host") from None
+            raise GudaError(
+                "port-unavailable", f"cannot listen on {host}:{port} ({e}); give another --port or --host"
+            ) from None
 
 
 def web_app(service: Service, runs: Path, host: str, port: int, auth: tuple[str, str] | None = None) -> Any:

@@ -58,7 +58,8 @@ class Service:
             check_race(get_method(run, method))  # says why it cannot
         if not self.methods:
             raise GudaError(
-                f"{run.root} has no fitted method that can be raced; run: guda fit {run.root} --method retrack"
+                "race-method-missing",
+                f"{run.root} has no fitted method that can be raced; run: guda fit {run.root} --method retrack",
             )
         verbs.variant(run, DEFAULT_RULE, None)  # a run whose scores cannot be raced is refused here
         self.method = method or self.methods[0]
@@ -93,7 +94,10 @@ class Service:
         probe(run, self.model)
         run_here(run, pilot_tasks(run, [found]), "pilot")
         if run_plan(run).grid:
-            raise GudaError(f"{run.root} scores on the paper's fixed grid, which cannot be raced; set estimand: elbo")
+            raise GudaError(
+                "race-grid-unsupported",
+                f"{run.root} scores on the paper's fixed grid, which cannot be raced; set estimand: elbo",
+            )
         for ref in found.models():
             ref.identity(run)
         import pyarrow.dataset  # what reading the first table would import  # noqa: F401
@@ -126,7 +130,7 @@ class Service:
         try:
             self.model.condition(None if text is None else [text])
         except GudaError as e:
-            raise Refused(str(e)) from None
+            raise Refused(e.code, str(e)) from None
         return picture, text
 
     @property
@@ -149,7 +153,7 @@ class Service:
             if stored and (known := self._replay(*key)) is not None:
                 return known
             if self.full:
-                raise Full(f"{self.limits.queue} pictures are waiting already; try again in a while")
+                raise Full("queue-full", f"{self.limits.queue} pictures are waiting already; try again in a while")
             if upload is not None:
                 keep_upload(self.run, *upload, self.limits.uploads)
             job = self._jobs[key] = Job()
@@ -169,7 +173,9 @@ class Service:
         """(method, rule) by their proper names, refused where there are no such."""
         method = method or self.method
         if method not in self.methods:
-            raise Refused(f"{method!r} is no method to race here; choose one of: {', '.join(self.methods)}")
+            raise Refused(
+                "race-method-unknown", f"{method!r} is no method to race here; choose one of: {', '.join(self.methods)}"
+            )
         stop, run = StopRule.parse(rule), self.run
         found = get_method(run, method)
         assert isinstance(found, ElboMethod)
@@ -186,7 +192,7 @@ class Service:
         except GudaError as e:
             error = e
         except Exception as e:  # the next picture must not suffer for this one
-            error = GudaError(f"scoring failed ({type(e).__name__}: {e})")
+            error = GudaError("scoring-failed", f"scoring failed ({type(e).__name__}: {e})")
         finally:
             with self._lock:
                 self._jobs.pop(key, None)
@@ -199,7 +205,9 @@ class Service:
             last = self.snapshot(run, queries, rule, scores, final=False)
             job.tell(last)
             if self._closing:
-                raise GudaError("the server was stopped; what was computed is kept, ask again when it is back")
+                raise GudaError(
+                    "server-stopped", "the server was stopped; what was computed is kept, ask again when it is back"
+                )
         assert last is not None
         job.tell(self.snapshot(run, queries, rule, last.scores))
 

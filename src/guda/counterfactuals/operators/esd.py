@@ -38,11 +38,15 @@ class Esd(Operator):
         labels = len(data.groups) + 1
         if conditional.n_classes != labels:
             raise GudaError(
+                "esd-labels-mismatch",
                 f"esd needs a conditional model of {labels} labels, one per group and the null label last; "
-                f"this one has {conditional.n_classes or 'none'}"
+                f"this one has {conditional.n_classes or 'none'}",
             )
         if conditional.shape != teacher.shape or conditional.schedule.digest != teacher.schedule.digest:
-            raise GudaError("esd's conditional model has another image shape or noise schedule than the model; retrain")
+            raise GudaError(
+                "esd-model-mismatch",
+                "esd's conditional model has another image shape or noise schedule than the model; retrain",
+            )
         self.model, self.label, self.null = conditional, data.groups.index(group), labels - 1
 
     def _eps(self, half: Half, label: int) -> torch.Tensor:

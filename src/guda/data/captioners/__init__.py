@@ -53,10 +53,12 @@ def check_styles(given: Mapping[str, object] | Sequence[str], styles: Sequence[s
     """Every style described, and nothing else."""
     for name in given:
         if name not in styles:
-            raise GudaError(f"{where}: unknown style {name!r}; styles: {choices(styles)}{suggestion(name, styles)}")
+            raise GudaError(
+                "style-unknown", f"{where}: unknown style {name!r}; styles: {choices(styles)}{suggestion(name, styles)}"
+            )
     for name in styles:
         if name not in given:
-            raise GudaError(f"{where}: style {name!r} is not described; add its descriptors")
+            raise GudaError("style-undescribed", f"{where}: style {name!r} is not described; add its descriptors")
 
 
 __all__ = ["Raw", "check_styles", "sampled", "vocabularies"]

@@ -28,7 +28,10 @@ def read_descriptors(
     check_styles(value, styles, str(file))
     kinds = {isinstance(item, list) for said in value.values() for item in said}
     if len(kinds) > 1:
-        raise GudaError(f"{file}: either every style has one list of descriptors, or every style a list per image")
+        raise GudaError(
+            "descriptors-mixed",
+            f"{file}: either every style has one list of descriptors, or every style a list per image",
+        )
     if kinds == {True}:
         return None, {style: [[_word(d, file, style) for d in image] for image in value[style]] for style in styles}
     return ready_lists(value, styles, file), None
@@ -48,7 +51,10 @@ def ready_lists(
 
 def _word(value: Any, file: str | Path, style: str) -> str:
     if not isinstance(value, str) or not (word := clean(value)):
-        raise GudaError(f"{file}: style {style!r} has the descriptor {value!r}; descriptors are non-empty texts")
+        raise GudaError(
+            "descriptor-invalid",
+            f"{file}: style {style!r} has the descriptor {value!r}; descriptors are non-empty texts",
+        )
     return word
 
 
@@ -56,20 +62,26 @@ def _text(file: Path) -> str:
     try:
         return file.read_text()
     except FileNotFoundError:
-        raise GudaError(f"descriptor file {file} does not exist; see prompts.path in the recipe") from None
+        raise GudaError(
+            "descriptors-file-missing", f"descriptor file {file} does not exist; see prompts.path in the recipe"
+        ) from None
     except (OSError, UnicodeDecodeError) as e:
-        raise GudaError(f"descriptor file {file} cannot be read ({e})") from None
+        raise GudaError("descriptors-file-unreadable", f"descriptor file {file} cannot be read ({e})") from None
 
 
 def _mapping(file: Path) -> dict[str, list[Any]]:
     if file.suffix not in (".json", ".yaml", ".yml"):
-        raise GudaError(f"descriptor file {file} must be .json, .yaml or .jsonl")
+        raise GudaError("descriptors-file-type", f"descriptor file {file} must be .json, .yaml or .jsonl")
     try:
         value = json.loads(_text(file)) if file.suffix == ".json" else yaml.safe_load(_text(file))
     except (json.JSONDecodeError, yaml.YAMLError) as e:
-        raise GudaError(f"{file} is not valid {file.suffix[1:].upper()} ({str(e).splitlines()[0]})") from None
+        raise GudaError(
+            "descriptors-file-syntax", f"{file} is not valid {file.suffix[1:].upper()} ({str(e).splitlines()[0]})"
+        ) from None
     if not isinstance(value, dict) or not all(isinstance(said, list) for said in value.values()):
-        raise GudaError(f"{file} must map every style to a list: {{style: [descriptor, ...]}}")
+        raise GudaError(
+            "descriptors-file-layout", f"{file} must map every style to a list: {{style: [descriptor, ...]}}"
+        )
     return {str(style): said for style, said in value.items()}  # YAML reads 1920 as a number
 
 
@@ -84,6 +96,9 @@ def _lines(file: Path) -> dict[str, list[Any]]:
         except (json.JSONDecodeError, KeyError, TypeError):
             said = None
         if not isinstance(said, list):
-            raise GudaError(f'{file}, line {number}: every line is {{"style": ..., "descriptors": [...]}}')
+            raise GudaError(
+                "descriptors-file-layout",
+                f'{file}, line {number}: every line is {{"style": ..., "descriptors": [...]}}',
+            )
         value.setdefault(style, []).append(said)
     return value

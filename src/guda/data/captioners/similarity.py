@@ -32,19 +32,25 @@ def describe(data: ImageData, config: PromptsConfig) -> Raw:
     encoder = config.encoder or "statistics"
     words = WORDS if config.path is None else read_words(config.path)
     if len(words) < config.words_per_image:
-        raise GudaError(f"prompts: {len(words)} words to pick {config.words_per_image} from; give more words")
+        raise GudaError(
+            "words-too-few", f"prompts: {len(words)} words to pick {config.words_per_image} from; give more words"
+        )
     chosen = {s: sampled(data, s, config.images_per_style, config.seed) for s in data.groups.leaf_names}
     if encoder == "statistics":
         for word in words:
             if word not in STATISTICS:
-                raise GudaError(f"no statistic for {word!r}; words: {choices(WORDS, 40)}{suggestion(word, WORDS)}")
+                raise GudaError(
+                    "word-unknown", f"no statistic for {word!r}; words: {choices(WORDS, 40)}{suggestion(word, WORDS)}"
+                )
         rows = np.arange(data.n)
         fits = statistics(data.images, words)
     elif encoder.startswith("clip:"):
         rows = np.array(sorted(i for members in chosen.values() for i in members))
         fits = clip_fits(encoder.removeprefix("clip:"), data.images[rows], words)
     else:
-        raise GudaError(f"unknown prompts.encoder {encoder!r}; give statistics, or clip:NAME_OR_PATH")
+        raise GudaError(
+            "prompts-encoder-unknown", f"unknown prompts.encoder {encoder!r}; give statistics, or clip:NAME_OR_PATH"
+        )
     place = {int(i): r for r, i in enumerate(rows)}
     said = pick(fits, words, config.words_per_image, _shared_contents(data, rows))
     return {style: [said[place[i]] for i in members] for style, members in chosen.items()}
@@ -79,7 +85,9 @@ def read_words(path: str | Path) -> tuple[str, ...]:
     try:
         lines = Path(path).expanduser().read_text().splitlines()
     except (OSError, UnicodeDecodeError) as e:
-        raise GudaError(f"word list {path} cannot be read ({e}); see prompts.path in the recipe") from None
+        raise GudaError(
+            "words-file-unreadable", f"word list {path} cannot be read ({e}); see prompts.path in the recipe"
+        ) from None
     return tuple(dict.fromkeys(w for line in lines if not line.startswith("#") and (w := clean(line))))
 
 

@@ -44,7 +44,10 @@ def describe(data: ImageData, config: PromptsConfig, load: Callable[[str], Ask] 
             for answer, content in zip(answers, contents, strict=True)
         ]
         if not any(raw[style]):
-            raise GudaError(f"{config.model or MODEL} named no descriptor of style {style!r}, e.g. {answers[0]!r:.80}")
+            raise GudaError(
+                "descriptors-not-found",
+                f"{config.model or MODEL} named no descriptor of style {style!r}, e.g. {answers[0]!r:.80}",
+            )
     return raw
 
 
