@@ -19,20 +19,21 @@ from typing import Any
 import numpy as np
 
 import sketch as sketching
-from guda import verbs
+from guda import steps
 from guda.cli.show import Display
-from guda.diffusion.queries import collect_samples, sample_tasks
+from guda.config import QueriesConfig
 from guda.errors import NotFinite
 from guda.evaluation.ceiling import compare
 from guda.evaluation.results import DatasetEntry, MethodEntry, read_results, write_results
 from guda.evaluation.tables import figure_text, human_count, human_time, markdown
+from guda.files import write_json, write_text
 from guda.methods.base import Method
-from guda.runs.recipe import QueriesConfig, Recipe
-from guda.runs.run import Run
-from guda.runs.store import write_json, write_text
+from guda.run.recipe import Recipe
+from guda.run.run import Run
+from guda.run.samples import collect_samples, sample_tasks
 from guda.scoring.scores import Scores
-from guda.verbs.trial import Trials
-from guda.verbs.work import Engine
+from guda.steps.fit import Engine
+from guda.steps.setting_trial import Trials
 from operators import SIZES
 from operators import recipe_of as operators_recipe
 
@@ -157,24 +158,24 @@ def as_published(run: Run, name: str, queries: str, engine: Engine) -> dict[str,
 
 
 def measure(name: str) -> DatasetEntry:
-    run = verbs.init(ROOT / "runs" / f"operators-{name}", recipe_of(name, {}))
+    run = steps.init(ROOT / "runs" / f"operators-{name}", recipe_of(name, {}))
     with Display() as display:
-        engine = verbs.local_engine(watch=display.watch)
+        engine = steps.local_engine(watch=display.watch)
         chosen = choose(run, name, engine)
-        run = verbs.init(ROOT / "runs" / f"operators-{name}", recipe_of(name, chosen))
-        entry = verbs.pipeline(run, engine)
-        published = as_published(run, name, verbs.choose_queries(run), engine)
+        run = steps.init(ROOT / "runs" / f"operators-{name}", recipe_of(name, chosen))
+        entry = steps.pipeline(run, engine)
+        published = as_published(run, name, steps.choose_queries(run), engine)
     kept = {m: e for m, e in entry.methods.items() if m in SEARCH or m in SHOWN or m == "logo"}
     n, seeds = SIZES[name]
     assert (entry.n_queries, entry.seeds) == (n, seeds)
-    found = differences(run, verbs.choose_queries(run), [m for m in kept if m != "logo"])
+    found = differences(run, steps.choose_queries(run), [m for m in kept if m != "logo"])
     return entry.model_copy(update={"methods": kept | published, "figures": found})
 
 
 def differences(run: Run, queries: str, methods: list[str]) -> dict[str, float]:
     """Top-1 of each method minus that of retrack, paired over queries and LOGO seeds."""
     names = [f"logo-s{s}" for s in run.recipe.methods["logo"]["seeds"]]
-    score = {m: Scores.read(verbs.scores_path(run, queries, m)).score for m in [*names, *methods]}
+    score = {m: Scores.read(steps.scores_path(run, queries, m)).score for m in [*names, *methods]}
     gold = np.stack([score.pop(n) for n in names])
     found = compare(gold, score, reference=REFERENCE, n=2000, seed=0).methods
     ends = {m: found[m].difference["top1"] for m in methods if m != REFERENCE}

@@ -14,13 +14,14 @@ import sys
 from math import ceil
 from pathlib import Path
 
-from guda import verbs
+from guda import steps
 from guda.engine.simulate import Cluster, simulate, staged
 from guda.evaluation.published import published
-from guda.runs.recipe import builtin_recipe
-from guda.runs.run import Run
-from guda.runs.store import write_json
-from guda.verbs.cluster import draw, row
+from guda.files import write_json
+from guda.report.figures import cluster_schedules
+from guda.run.recipe import builtin_recipe
+from guda.run.run import Run
+from guda.steps.cluster import row
 
 RESULTS = Path(__file__).parent / "results"
 GROUPS, QUERIES, WORKERS = 10_000, 10_000_000, (10, 30, 100, 300, 1000)
@@ -35,7 +36,7 @@ FIRST = 1 / 8  # of the draws before a race has thinned the field to two
 
 def unit() -> dict[str, float]:
     """What one group and one (query, model) cost on the paper's GPU, from the recipe and the published times."""
-    outline = verbs.outline(builtin_recipe("unlearncanvas-paper"))
+    outline = steps.outline(builtin_recipe("unlearncanvas-paper"))
     rows = {r["what"]: r for r in outline["rows"]}
     table = published().table(TABLE)
     times = next(r for r in table.rows.values() if r.id == METHOD).times
@@ -77,7 +78,7 @@ def scenario(name: str, cost: dict[str, float], one: dict[str, float], n: int, q
     cluster = {k: ASSUMED[k] for k in ("overhead", "start", "submit")}
     found = [simulate(works, Cluster(w, **cluster)) for w in WORKERS]
     if name == "screen to 10":
-        draw(found, RESULTS / "cluster-plan.svg")
+        cluster_schedules(found, RESULTS / "cluster-plan.svg")
     hours = (banks * one["fit_seconds"], q * per_query)
     return {
         "groups": n,
@@ -116,8 +117,8 @@ def main() -> None:
         run = Run.open(sys.argv[1])
         value["measured_run"] = {}
         for n, q, shard in ((10, 300, 64), (1_000, 100_000, 64), (10_000, 1_000_000, 64)):
-            config = verbs.ClusterConfig(groups=n, queries=q, shard=shard, workers=WORKERS)
-            found = verbs.plan_cluster(run, ["retrack"], config, q)
+            config = steps.ClusterConfig(groups=n, queries=q, shard=shard, workers=WORKERS)
+            found = steps.plan_cluster(run, ["retrack"], config, q)
             for schedule in found["schedules"]:
                 schedule["chain"] = len(schedule["chain"])
             value["measured_run"][f"{n} groups, {q} queries"] = found | {"run": run.recipe.name}

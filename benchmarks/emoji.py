@@ -17,20 +17,20 @@ from pathlib import Path
 
 import numpy as np
 
-from guda import verbs
+from guda import steps
 from guda.cli.show import Display
-from guda.diffusion.models import load_data
 from guda.evaluation.ceiling import compare
 from guda.evaluation.results import DatasetEntry, write_results
 from guda.evaluation.tables import markdown
+from guda.files import write_text
 from guda.methods.base import get_method
-from guda.runs.recipe import Recipe, builtin_recipe
-from guda.runs.run import Run
-from guda.runs.store import write_text
+from guda.methods.terms import load_queries
+from guda.run.models import load_data
+from guda.run.recipe import Recipe, builtin_recipe
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
-from guda.verbs.outline import outline
-from guda.verbs.work import Engine
+from guda.steps.estimate_recipe import outline
+from guda.steps.fit import Engine
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -46,36 +46,36 @@ PAIRS = (
 
 
 def prepared(root: Path, recipe: Recipe) -> Run:
-    run = verbs.init(root, recipe)
-    verbs.prompts_build(run)
+    run = steps.init(root, recipe)
+    steps.prompts_build(run)
     return run
 
 
 def measure(engine: Engine) -> tuple[Run, DatasetEntry]:
     start = prepared(START, builtin_recipe("emoji-start"))
-    verbs.train(start, engine)
+    steps.train(start, engine)
     value = builtin_recipe("emoji").model_dump(mode="json")
     value["model"]["start"] = str(START / "models" / "full-s0")
     run = prepared(RUN, Recipe.from_dict(value, "emoji benchmark"))
-    entry = verbs.pipeline(run, engine)
-    verbs.score(run, verbs.choose_queries(run), ["pretrained"], engine)
+    entry = steps.pipeline(run, engine)
+    steps.score(run, steps.choose_queries(run), ["pretrained"], engine)
     return run, entry
 
 
 def figures(run: Run, entry: DatasetEntry) -> dict[str, float]:
-    queries = verbs.choose_queries(run)
+    queries = steps.choose_queries(run)
     found = differences(run, queries) | twins(run, queries, list(entry.methods))
     for m, e in entry.methods.items():
         if m != "logo" and e.ratio_to_ceiling:
             ratio = e.ratio_to_ceiling["top1"]
             found |= {f"ratio_to_ceiling.{m}": ratio.mean, f"ratio_to_ceiling_lo.{m}": ratio.lo,
                       f"ratio_to_ceiling_hi.{m}": ratio.hi}  # fmt: skip
-    for band, row in verbs.evaluate_bands(run, queries).items():
+    for band, row in steps.evaluate_bands(run, queries).items():
         found |= {f"bands.{band}.{m}": x for m, x in row.items()}
     paper = outline(builtin_recipe("unlearncanvas-paper"))
     found |= {f"unlearncanvas.evals.{r['what']}": float(r["evals"]) for r in paper["rows"]}
     found |= {f"unlearncanvas.bank_gb.{store}": size / 1e9 for store, size in paper["bank"].items()}
-    row = Scores.read(verbs.scores_path(run, queries, "pretrained")).score[:, 0]
+    row = Scores.read(steps.scores_path(run, queries, "pretrained")).score[:, 0]
     return found | {"pretrained_nats_median": float(np.median(row)), "pretrained_positive": float((row > 0).mean())}
 
 
@@ -100,7 +100,7 @@ def twins(run: Run, queries: str, methods: list[str]) -> dict[str, float]:
     """How often a picture drawn by the prompt of one fluent set is given to that set, to its twin, to neither."""
     found = {}
     for m in methods:
-        scores = Scores.read(verbs.scores_path(run, queries, m))
+        scores = Scores.read(steps.scores_path(run, queries, m))
         first = np.array(scores.groups)[scores.score.argmax(axis=1)]
         asked = np.array([q.split("/")[0] for q in scores.queries])
         found[f"prompted_style_first.{m}"] = float((first == asked).mean())
@@ -152,9 +152,9 @@ def credits_() -> str:
 
 def prompt_tables(run: Run) -> list[str]:
     """Like the paper's last two tables."""
-    shown = verbs.prompts_show(run)["examples"]
+    shown = steps.prompts_show(run)["examples"]
     anchors = [(style, a) for style in load_data(run).groups.names
-               for a in verbs.prompts_show(run, forget=style)["anchors"] if a["strategy"] == "weighted"]  # fmt: skip
+               for a in steps.prompts_show(run, forget=style)["anchors"] if a["strategy"] == "weighted"]  # fmt: skip
     return [
         "Training and evaluation prompts, one object of every style:",
         grid(["style", "object", "training prompt", "evaluation prompt"],
@@ -178,12 +178,12 @@ def picture(run: Run, path: Path) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    name, data = verbs.choose_queries(run), load_data(run)
+    name, data = steps.choose_queries(run), load_data(run)
     queries = load_queries(run, name)
     assert data.contents is not None
     styles = [q.split("/")[0] for q in queries.ids]
     chosen = [[i for i, s in enumerate(styles) if s == style][k] for k, style in enumerate(dict.fromkeys(styles))]
-    scores = {m: Scores.read(verbs.scores_path(run, name, m)) for m in METHODS}
+    scores = {m: Scores.read(steps.scores_path(run, name, m)) for m in METHODS}
     figure, axes = plt.subplots(
         len(chosen), 1 + 3 * len(METHODS), figsize=(2.2 + 2.05 * len(METHODS), 1.02 * len(chosen))
     )
@@ -217,9 +217,9 @@ def picture(run: Run, path: Path) -> None:
 
 def main() -> None:
     with Display() as display:
-        run, entry = measure(verbs.local_engine(watch=display.watch))
+        run, entry = measure(steps.local_engine(watch=display.watch))
     entry = entry.model_copy(update={"figures": entry.figures | figures(run, entry)})
-    above = verbs.evaluate(run, verbs.choose_queries(run), band="100:1000")
+    above = steps.evaluate(run, steps.choose_queries(run), band="100:1000")
     write_results(RESULTS / "emoji.json", "python benchmarks/emoji.py", {"emoji": entry, "emoji-t100": above})
     text = [tables(run, entry), markdown("emoji, counting t >= 100 only (another estimand, another oracle)", above)]
     write_text(RESULTS / "emoji.md", "\n\n".join([*text, *prompt_tables(run), credits_()]) + "\n")

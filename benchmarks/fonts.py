@@ -22,18 +22,18 @@ from pathlib import Path
 
 import numpy as np
 
-from guda import verbs
+from guda import steps
 from guda.data.fonts import CHARACTERS, load_fonts
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data
 from guda.diffusion.noise import generator
 from guda.evaluation.calibration import clopper_pearson
 from guda.evaluation.results import DatasetEntry, write_results
 from guda.methods.base import get_method
-from guda.runs.recipe import Recipe
-from guda.runs.run import Run
+from guda.run.models import load_data
+from guda.run.recipe import Recipe
+from guda.run.run import Run
+from guda.scoring.race import caught
 from guda.scoring.scores import Scores
-from guda.scoring.screen import caught
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "fonts.json"
@@ -84,35 +84,35 @@ def known_answers(scores: dict[str, Scores], families: list[str], near: list[lis
 
 
 def main() -> None:
-    run = verbs.init(ROOT / "runs" / "fonts", Recipe.read(ROOT / "recipes" / "fonts.yaml"), keep_edits=True)
-    engine = verbs.local_engine()
-    verbs.change_groups(run, "all")
-    verbs.fit(run, METHODS, engine)
-    samples = verbs.sample(run, engine)
+    run = steps.init(ROOT / "runs" / "fonts", Recipe.read(ROOT / "recipes" / "fonts.yaml"), keep_edits=True)
+    engine = steps.local_engine()
+    steps.change_groups(run, "all")
+    steps.fit(run, METHODS, engine)
+    samples = steps.sample(run, engine)
     held, families = held_out(run)
     near = [pair[:2] for pair in load_data(run).meta["near"]]
-    scores = {name: verbs.score(run, name, METHODS, engine) for name in (held, samples)}
+    scores = {name: steps.score(run, name, METHODS, engine) for name in (held, samples)}
     figures = known_answers(scores[held], families, near)
     for name, tables in scores.items():
         first = tables["retrack"].rank.argmin(axis=1)
-        raced = verbs.score(run, name, ["retrack"], engine, stop=STOP, screen=SCREEN)["retrack"]
+        raced = steps.score(run, name, ["retrack"], engine, stop=STOP, screen=SCREEN)["retrack"]
         kind = name.partition("-")[0]
         figures |= share(f"recall_at_10_{kind}", caught(tables["posterior"], tables["retrack"], 10))
         figures |= share(f"same_first_{kind}", raced.rank.argmin(axis=1) == first)
-        evals = verbs.evals_per_picture(run, raced) + get_method(run, "posterior").score_evals()
+        evals = steps.evals_per_picture(run, raced) + get_method(run, "posterior").score_evals()
         figures |= {f"evals_per_query_{kind}": float(evals)}
     figures |= {"evals_per_query_all": float(get_method(run, "retrack").score_evals())}
     figures |= {f"fit_seconds_per_group_{m}": (run.seconds(f"fit/{m}") or 0.0) / 60 for m in ("shift", "retrack")}
 
-    verbs.change_groups(run, ",".join(DOZEN))
-    verbs.fit(run, ["logo"], engine)
+    steps.change_groups(run, ",".join(DOZEN))
+    steps.fit(run, ["logo"], engine)
     ours = np.array([family in DOZEN for family in families])
-    for name, table in verbs.score(run, held, ["logo", *METHODS], engine).items():
+    for name, table in steps.score(run, held, ["logo", *METHODS], engine).items():
         truth = np.array([table.groups.index(f) if f in DOZEN else -1 for f in families])
         figures |= share(f"top1_of_12_{name}", (table.rank.argmin(axis=1) == truth)[ours])
-    verbs.score(run, samples, ["logo", *METHODS], engine)
-    entry = verbs.evaluate(run, samples)
-    verbs.change_groups(run, "all")
+    steps.score(run, samples, ["logo", *METHODS], engine)
+    entry = steps.evaluate(run, samples)
+    steps.change_groups(run, "all")
     print("\n".join(f"{name:<36}{value:,.4g}" for name, value in figures.items() if not name.endswith(("_lo", "_hi"))))
     held_entry = DatasetEntry(
         n_queries=len(families), n_groups=60, seeds=[0], ceiling=None, methods={}, figures=figures,

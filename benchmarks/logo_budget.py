@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from guda.data.sources import load_source
-from guda.diffusion.models import build
+from guda.diffusion.networks import build_denoiser
 from guda.diffusion.noise import generator
 from guda.diffusion.training import train
 from guda.evaluation.results import machine
-from guda.runs.recipe import builtin_recipe
-from guda.runs.store import read_json, write_json
+from guda.files import read_json, write_json
+from guda.run.recipe import builtin_recipe
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {"digits": (156, 312, 625, 1250, 2500, 5000), "fashion-mnist": (375, 750, 1500, 3000, 6000, 12000)}
@@ -45,7 +45,7 @@ def measure(name: str, known: dict[str, float], keep) -> dict[str, float]:  # ty
     retain = data.groups.without(0)
     held = generator(0, "held-out").permutation(retain)[: len(retain) // 10]
     rest = np.setdiff1d(np.arange(data.n), held)
-    denoiser = build(recipe.model, data.shape)
+    denoiser = build_denoiser(recipe.model, data.shape)
     x0 = denoiser.encode(data.images[held])
     for steps in BUDGETS[name]:
         if str(steps) not in known:

@@ -32,16 +32,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from guda import verbs
-from guda.diffusion.models import load_model
+from guda import steps
 from guda.diffusion.noise import generator
 from guda.evaluation.calibration import clopper_pearson
 from guda.evaluation.results import DatasetEntry, read_results, write_results
 from guda.methods.base import get_method
-from guda.runs.recipe import Recipe
-from guda.runs.run import Run
+from guda.run.models import load_model
+from guda.run.recipe import Recipe
+from guda.run.run import Run
+from guda.scoring.race import caught
 from guda.scoring.scores import Scores
-from guda.scoring.screen import caught
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "scale.json"
@@ -100,34 +100,34 @@ def recipe(folder: Path, n: int) -> Recipe:
 
 def measure(n: int) -> dict[str, float]:
     root = ROOT / "runs" / f"many-groups-{n}"
-    run = verbs.init(root, recipe(write_images(ROOT / "runs" / "many-groups-data" / str(n), n), n), keep_edits=True)
-    engine = verbs.local_engine()
-    verbs.fit(run, ["retrack", "posterior"], engine)
-    queries = verbs.sample(run, engine)
-    scores = verbs.score(run, queries, ["retrack", "posterior"], engine)
+    run = steps.init(root, recipe(write_images(ROOT / "runs" / "many-groups-data" / str(n), n), n), keep_edits=True)
+    engine = steps.local_engine()
+    steps.fit(run, ["retrack", "posterior"], engine)
+    queries = steps.sample(run, engine)
+    scores = steps.score(run, queries, ["retrack", "posterior"], engine)
     keep = min(KEEP, n)
     first = scores["retrack"].rank.argmin(axis=1)
     tree: dict[str, float] = {}
     if n > KEEP:
-        raced = verbs.score(run, queries, ["retrack"], engine, stop=STOP, screen=f"posterior:{keep}")["retrack"]
+        raced = steps.score(run, queries, ["retrack"], engine, stop=STOP, screen=f"posterior:{keep}")["retrack"]
         screen_evals = get_method(run, "posterior").score_evals()
-        down = verbs.score(run, queries, ["retrack"], engine, stop=STOP, screen=DOWN)["retrack"]
-        above = verbs.upper_levels(run, queries, "retrack", verbs.variant(run, STOP, None, screen=DOWN))
+        down = steps.score(run, queries, ["retrack"], engine, stop=STOP, screen=DOWN)["retrack"]
+        above = steps.upper_levels(run, queries, "retrack", steps.variant(run, STOP, None, screen=DOWN))
         started = np.asarray(down.n_evals) > 0
-        tree = {f"evals_per_query_tree_{n}": float(sum(verbs.evals_per_picture(run, s) for s in (*above, down)))}
+        tree = {f"evals_per_query_tree_{n}": float(sum(steps.evals_per_picture(run, s) for s in (*above, down)))}
         tree |= share(f"tree_recall_{n}", started[np.arange(len(first)), first])
         tree |= share(f"same_first_tree_{n}", down.rank.argmin(axis=1) == first)
     else:  # nothing to screen
-        raced, screen_evals = verbs.score(run, queries, ["retrack"], engine, stop=STOP)["retrack"], 0.0
-    verbs.change_scoring(run, seed=1)
-    again = verbs.score(run, queries, ["retrack"], engine)["retrack"]
-    verbs.change_scoring(run, seed=0)
-    verbs.score(run, queries, ["retrack"], engine)  # the tables of the recipe's own seed, from terms that are there
+        raced, screen_evals = steps.score(run, queries, ["retrack"], engine, stop=STOP)["retrack"], 0.0
+    steps.change_scoring(run, seed=1)
+    again = steps.score(run, queries, ["retrack"], engine)["retrack"]
+    steps.change_scoring(run, seed=0)
+    steps.score(run, queries, ["retrack"], engine)  # the tables of the recipe's own seed, from terms that are there
     bank = sum(p.stat().st_size for p in _bank(run).glob("*.safetensors"))
     fitted = len(list(_bank(run).glob("*.safetensors")))
     weights = sum(p.numel() * p.element_size() for p in load_model(run, "base").module.state_dict().values())
     return {
-        f"evals_per_query_{n}": float(verbs.evals_per_picture(run, raced) + screen_evals),
+        f"evals_per_query_{n}": float(steps.evals_per_picture(run, raced) + screen_evals),
         f"evals_per_query_all_{n}": float(get_method(run, "retrack").score_evals()),
         f"bank_bytes_{n}": float(bank),
         f"bank_bytes_whole_{n}": float(weights * fitted),

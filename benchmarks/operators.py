@@ -15,21 +15,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from guda import verbs
+from guda import steps
 from guda.cli.show import Display
-from guda.counterfactuals.packing import bank_fraction
-from guda.diffusion.models import need_training
 from guda.evaluation.ceiling import compare
 from guda.evaluation.results import DatasetEntry, Figure, read_results, write_results
 from guda.evaluation.tables import markdown
+from guda.files import read_json, write_text
 from guda.methods.base import get_method
-from guda.runs.recipe import Recipe, builtin_recipe
-from guda.runs.run import Run
-from guda.runs.store import read_json, write_text
+from guda.methods.terms import load_queries
+from guda.run.models import need_training
+from guda.run.recipe import Recipe, builtin_recipe
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
-from guda.verbs.trial import Trials
-from guda.verbs.work import Engine
+from guda.steps.fit import Engine
+from guda.steps.setting_trial import Trials
+from guda.unlearning.packing import bank_fraction
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -94,8 +94,8 @@ def figures(run: Run, name: str, entry: DatasetEntry, engine: Engine) -> dict[st
         if e.fit_evals:
             found[f"evals_ratio_vs_logo.{m}"] = budget / e.fit_evals
             found[f"evals_ratio_vs_logo_as_trained.{m}"] = 3.0 * need_training(run).steps * 128 / e.fit_evals
-    queries = verbs.choose_queries(run)
-    for band, row in verbs.evaluate_bands(run, queries).items():
+    queries = steps.choose_queries(run)
+    for band, row in steps.evaluate_bands(run, queries).items():
         found |= {f"bands.{band}.{m}": x for m, x in row.items()}
     found |= {f"retrack_minus_esd.{k}": v for k, v in _difference(run, queries, "retrack", "esd").items()}
     return found | scales(run, queries, entry.methods) | _stores(run, queries, engine)
@@ -107,7 +107,7 @@ def scales(run: Run, queries: str, methods: Iterable[str]) -> dict[str, float]:
     import numpy as np
 
     def centred(method: str) -> np.ndarray:
-        score = Scores.read(verbs.scores_path(run, queries, method)).score
+        score = Scores.read(steps.scores_path(run, queries, method)).score
         return score - score.mean(axis=1, keepdims=True)
 
     logo, found = centred("logo"), {}
@@ -162,10 +162,10 @@ def _stores(run: Run, queries: str, engine: Engine) -> dict[str, float]:
 
 
 def measure(name: str) -> DatasetEntry:
-    run = verbs.init(ROOT / "runs" / f"operators-{name}", recipe_of(name))
+    run = steps.init(ROOT / "runs" / f"operators-{name}", recipe_of(name))
     with Display() as display:
-        engine = verbs.local_engine(watch=display.watch)
-        entry = verbs.pipeline(run, engine)
+        engine = steps.local_engine(watch=display.watch)
+        entry = steps.pipeline(run, engine)
         return entry.model_copy(update={"figures": entry.figures | figures(run, name, entry, engine)})
 
 

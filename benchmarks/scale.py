@@ -26,14 +26,14 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e"))  # a cluster, and what befalls i
 
 from raycluster import Eventful, TwoNodes, kill_a_worker, published, repeated  # noqa: E402
 
-from guda import verbs  # noqa: E402
-from guda.engine.local import Workers, run_tasks  # noqa: E402
+from guda import steps  # noqa: E402
+from guda.engine.processes import Workers, run_tasks  # noqa: E402
 from guda.engine.ray import RayOptions, RayWorkers, run_on_ray  # noqa: E402
-from guda.engine.tasks import Task, pending  # noqa: E402
 from guda.evaluation.results import DatasetEntry, read_results, write_results  # noqa: E402
-from guda.runs.recipe import Recipe, builtin_recipe  # noqa: E402
-from guda.runs.run import Run  # noqa: E402
-from guda.verbs.work import Engine  # noqa: E402
+from guda.run.recipe import Recipe, builtin_recipe  # noqa: E402
+from guda.run.run import Run  # noqa: E402
+from guda.run.task import Task, pending  # noqa: E402
+from guda.steps.fit import Engine  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "scale.json"
 EXACT = ("models", "artifacts", "queries", "terms", "scores")  # not: timings, heartbeats
@@ -77,11 +77,11 @@ class Noting:
 
 def timed(name: str, where: Path, made: Recipe, pool: Workers | RayWorkers) -> tuple[float, Run]:
     """Tasks per minute of the whole pipeline; workers are warm, as they are in a long run."""
-    run, engine = verbs.init(where / name, made), Noting(pool)
+    run, engine = steps.init(where / name, made), Noting(pool)
     engine(run, idle_tasks(run, "warm", 8), "warm")
     engine.tasks.clear()
     started = time.monotonic()
-    verbs.pipeline(run, engine)
+    steps.pipeline(run, engine)
     found = 60 * len(engine.tasks) / (time.monotonic() - started)
     print(f"{name}: {len(engine.tasks)} tasks, {found:.1f} per minute", flush=True)
     return found, run
@@ -96,7 +96,7 @@ def overhead(run: Run, name: str, engine: Engine, n: int) -> float:
 
 def disasters(where: Path, made: Recipe, nodes: TwoNodes, total: dict[str, int]) -> tuple[list[str], Run]:
     """A worker and a node lost in the middle of fit and of score; returns tasks that were done twice."""
-    run = verbs.init(where / "lost", made)
+    run = steps.init(where / "lost", made)
 
     def lose_a_node() -> None:
         nodes.lose()
@@ -108,7 +108,7 @@ def disasters(where: Path, made: Recipe, nodes: TwoNodes, total: dict[str, int])
     events = [(part("artifacts/", 0.2), kill_a_worker), (part("artifacts/", 0.4), lose_a_node),
               (part("terms/", 0.2), kill_a_worker), (part("terms/", 0.4), lose_a_node)]  # fmt: skip
     engine = Noting(pool := Eventful(RayOptions(nodes.address), run.root, *events))
-    seen = pool.amid(lambda: verbs.pipeline(run, engine))
+    seen = pool.amid(lambda: steps.pipeline(run, engine))
     if len(seen) < len(events):
         raise SystemExit("the run was over before everything had been killed; nothing is measured")
     return sorted({name for before in seen for name in repeated(run, engine.tasks, before)}), run

@@ -26,25 +26,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from guda import verbs
+from guda import steps
 from guda.cli.show import Display
-from guda.counterfactuals.bank import Counterfactual
-from guda.counterfactuals.swap import Workbench
 from guda.data.groups import natural
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import load_data, load_model
 from guda.evaluation.results import DatasetEntry, write_results
+from guda.files import read_json, write_json, write_text
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod
-from guda.runs.recipe import Recipe, builtin_recipe
-from guda.runs.run import Run
-from guda.runs.store import read_json, write_json, write_text
-from guda.scoring.elbo import kl, make_draws, squared_errors
+from guda.methods.terms import load_queries
+from guda.run.models import load_data, load_model
+from guda.run.recipe import Recipe, builtin_recipe
+from guda.run.run import Run
 from guda.scoring.estimate import difference
 from guda.scoring.pilot import IMAGES, MODELS, density, measure, pilot_images
 from guda.scoring.plan import Plan, importance, stratified, uniform
 from guda.scoring.race import Race, StopRule
-from guda.scoring.terms import load_queries
+from guda.scoring.terms import kl, make_draws, squared_errors
+from guda.unlearning.bank import Counterfactual, Workbench
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "runs" / "bench-scoring"
@@ -71,11 +70,11 @@ def make_run(name: str) -> Run:
     value = builtin_recipe(name).model_dump(mode="json")
     value["methods"]["logo"]["seeds"] = [1]
     value["queries"]["n"] = QUERIES
-    run = verbs.init(ROOT / "runs" / f"bench-scoring-{name}", Recipe.from_dict(value, name))
+    run = steps.init(ROOT / "runs" / f"bench-scoring-{name}", Recipe.from_dict(value, name))
     with Display() as display:
-        engine = verbs.local_engine(watch=display.watch)
-        verbs.fit(run, ["logo", "retrack"], engine)
-        verbs.sample(run, engine)
+        engine = steps.local_engine(watch=display.watch)
+        steps.fit(run, ["logo", "retrack"], engine)
+        steps.sample(run, engine)
     return run
 
 
@@ -89,7 +88,7 @@ class Models:
         self.base = load_model(run, full.base)
         self.bench = Workbench(self.base, self.base.digest())
         self.items = [Counterfactual.load(run.path(str(g.counterfactual))) for g in groups.values()]
-        self.queries = load_queries(run, verbs.choose_queries(run))
+        self.queries = load_queries(run, steps.choose_queries(run))
         self.x0 = self.base.encode(self.queries.images)
         data = load_data(run)
         chosen = data.images[pilot_images(data, IMAGES, 0)]

@@ -30,9 +30,9 @@ from guda.baselines.features import FeatureConfig, Featuriser
 from guda.baselines.sketch import ROWS, Sketch, make_sketch
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
-from guda.diffusion.nets import ResidualMLP
+from guda.diffusion.networks import ResidualMLP
+from guda.files import write_tensors
 from guda.methods.features import SHARD
-from guda.runs.store import write_tensors
 
 BLOCK, DIM, TRIES = 16, 4096, 5
 PART = 32 * ROWS  # coordinates the Gaussian side is timed on

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from guda import verbs
+from guda import steps
 from guda.evaluation.results import DatasetEntry, write_results
-from guda.runs.run import Run
-from guda.scoring.terms import load_queries
+from guda.methods.terms import load_queries
+from guda.run.run import Run
 from guda.web.service import raceable
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,7 @@ def served(run: Path, method: str | None) -> Iterator[tuple[str, float]]:
 
 def fresh_pictures(run: Run, folder: Path, n: int) -> list[tuple[Path, str]]:
     """(file, prompt): samples of the run, each changed a little, spread over the set."""
-    queries = load_queries(run, verbs.choose_queries(run))
+    queries = load_queries(run, steps.choose_queries(run))
     rng = np.random.default_rng(time.time_ns())  # never seen before is the point
     found = []
     for number, q in enumerate(np.linspace(0, queries.n - 1, n).round().astype(int)):

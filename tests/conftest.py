@@ -27,7 +27,7 @@ def make_mlp() -> Callable[..., Denoiser]:
 
         from guda.diffusion.denoiser import Denoiser
         from guda.diffusion.loading import make_scheduler
-        from guda.diffusion.nets import ResidualMLP
+        from guda.diffusion.networks import ResidualMLP
 
         with torch.random.fork_rng():
             torch.manual_seed(seed)

@@ -11,8 +11,8 @@ import pytest
 
 import guda
 from guda.errors import GudaError, Mismatch, NotFinite, OneProcess, from_line
-from guda.scoring.probe import OutOfMemory
-from guda.web.intake import Full, Refused
+from guda.scoring.settings import OutOfMemory
+from guda.web.uploads import Full, Refused
 
 SOURCE = Path(guda.__file__).parent
 ERRORS = {c.__name__ for c in (GudaError, Mismatch, NotFinite, OneProcess, OutOfMemory, Refused, Full)}

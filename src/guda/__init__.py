@@ -12,19 +12,33 @@ Names are imported when first used, so that `import guda` and `guda --help` are 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from guda.api import attribute, unlearn
+    from guda.data.groups import Groups
+    from guda.data.images import ImageData
+    from guda.data.prompts import Prompts
+    from guda.data.queries import Queries
+    from guda.diffusion.denoiser import Denoiser
+    from guda.errors import GudaError
+    from guda.run.recipe import Recipe
+    from guda.run.run import Run
+    from guda.scoring.scores import Scores
+    from guda.unlearning.bank import Bank, Counterfactual
+
+
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Bank": "guda.counterfactuals.bank",
-    "Counterfactual": "guda.counterfactuals.bank",
+    "Bank": "guda.unlearning.bank",
+    "Counterfactual": "guda.unlearning.bank",
     "Denoiser": "guda.diffusion.denoiser",
     "Groups": "guda.data.groups",
     "GudaError": "guda.errors",
     "ImageData": "guda.data.images",
     "Prompts": "guda.data.prompts",
     "Queries": "guda.data.queries",
-    "Recipe": "guda.runs.recipe",
-    "Run": "guda.runs.run",
+    "Recipe": "guda.run.recipe",
+    "Run": "guda.run.run",
     "Scores": "guda.scoring.scores",
     "attribute": "guda.api",
     "unlearn": "guda.api",
@@ -45,19 +59,6 @@ __all__ = [
     "attribute",
     "unlearn",
 ]
-
-if TYPE_CHECKING:
-    from guda.api import attribute, unlearn
-    from guda.counterfactuals.bank import Bank, Counterfactual
-    from guda.data.groups import Groups
-    from guda.data.images import ImageData
-    from guda.data.prompts import Prompts
-    from guda.data.queries import Queries
-    from guda.diffusion.denoiser import Denoiser
-    from guda.errors import GudaError
-    from guda.runs.recipe import Recipe
-    from guda.runs.run import Run
-    from guda.scoring.scores import Scores
 
 
 def __getattr__(name: str) -> Any:

@@ -6,23 +6,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from guda.counterfactuals.bank import Bank, Counterfactual
-from guda.counterfactuals.swap import Workbench
-from guda.counterfactuals.unlearn import unlearn_group
+from guda.config import ScoringConfig, parse_config
 from guda.data.groups import suggestion
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
-from guda.runs.recipe import ScoringConfig, parse_config
-from guda.scoring.elbo import kl, make_draws, squared_errors
-from guda.scoring.estimate import difference, stack_estimates
+from guda.scoring.estimate import difference, rank_columns, stack_estimates
 from guda.scoring.pilot import IMAGES, MODELS, measure
 from guda.scoring.pilot import density as pilot_density
 from guda.scoring.plan import make_plan
-from guda.scoring.ranks import rank_columns
 from guda.scoring.scores import Scores
+from guda.scoring.terms import kl, make_draws, squared_errors
+from guda.unlearning.bank import Bank, Counterfactual, Workbench
+from guda.unlearning.unlearn import unlearn_group
 
 
 def unlearn(
@@ -40,9 +38,9 @@ def unlearn(
     `operator`: retrack, shift, esd, ...; or posterior, which fits a density of the data and trains nothing.
     Text-to-image models: anchors-weighted, -uniform or -removed, with the `prompts` of the training images.
     `conditional`: for operators that ask one (esd), a model told each image's group, the null label last."""
-    import guda.counterfactuals.operators  # noqa: F401  registers them
-    from guda.counterfactuals.rule import RuleConfig, rule_bank
-    from guda.counterfactuals.unlearn import OPERATORS, check_groups
+    import guda.unlearning.operators  # noqa: F401  registers them
+    from guda.unlearning.rule import RuleConfig, rule_bank
+    from guda.unlearning.unlearn import OPERATORS, check_groups
 
     if operator not in (known := sorted([*OPERATORS, "posterior"])):
         raise GudaError(

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 PREFIX = "guda: "  # of the line on stderr
+
 _LINE = re.compile(rf"{PREFIX}(?P<message>.*) \[(?P<code>[a-z0-9]+(-[a-z0-9]+)+)\]")
 
 
@@ -51,3 +52,17 @@ class Mismatch(GudaError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return GudaError, (self.code, str(self))  # what reaches another process is the line, not its parts
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        return {k: v for key, sub in value.items() for k, v in _flat(sub, f"{prefix}{key}.").items()}
+    return {prefix[:-1]: value}
+
+
+def refuse_difference(code: str, where: str, found: dict[str, Any], given: dict[str, Any], fix: str) -> None:
+    """Raise for the first field on which two nested values differ."""
+    one, two = _flat(found), _flat(given)
+    for key in sorted(one.keys() | two.keys()):
+        if one.get(key) != two.get(key):
+            raise Mismatch(code, f"{where}: {key} differs", one.get(key), two.get(key), fix)

@@ -11,13 +11,13 @@ from commandline import Answer, Guda, refused
 from safetensors.torch import save_file
 from tinyrun import SET, Inline, copy_run, digits_folder, exact, finished_root, tiny, tree, unet_folder, write_digits
 
-from guda import verbs
-from guda.counterfactuals.bank import Counterfactual
+from guda import steps
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import load_model
-from guda.runs.recipe import Recipe
-from guda.runs.run import Run
-from guda.runs.store import read_tensors
+from guda.files import read_tensors
+from guda.run.models import load_model
+from guda.run.recipe import Recipe
+from guda.run.run import Run
+from guda.unlearning.bank import Counterfactual
 
 
 def as_json(answer: Answer) -> Any:
@@ -31,8 +31,8 @@ def artifact(run: Run, pattern: str) -> Path:
 
 
 def refit(run: Run, store: str) -> None:
-    verbs.change_settings(run, ["retrack"], [f"store={store}"])
-    verbs.fit(run, ["retrack"], Inline())
+    steps.change_settings(run, ["retrack"], [f"store={store}"])
+    steps.fit(run, ["retrack"], Inline())
 
 
 def test_the_verbs_are_in_the_help(guda: Guda) -> None:
@@ -84,7 +84,7 @@ def test_ls_marks_another_base_and_damage(guda: Guda, tmp_path: Path) -> None:
 
 def test_an_empty_bank(guda: Guda, tmp_path: Path) -> None:
     root = tmp_path / "run"
-    verbs.init(root, tiny(digits_folder()))
+    steps.init(root, tiny(digits_folder()))
     assert f"make them with: guda fit {root}" in guda("bank", "ls", root).out
     assert guda("bank", "verify", root).out == "0 counterfactuals, all sound\n"
     refused(guda("bank", "ls", tmp_path / "absent"), "does not exist")
@@ -109,7 +109,7 @@ def test_an_added_counterfactual_is_what_fitting_would_have_made(guda: Guda, tmp
     assert again.code == 0
     assert again.out.startswith("Already there: retrack without 1 (delta)")
     assert tree(run.root) == before
-    verbs.score(run, SET, list(run.recipe.methods), Inline())
+    steps.score(run, SET, list(run.recipe.methods), Inline())
     assert exact(run.root) == exact(finished_root())
 
 
@@ -153,7 +153,7 @@ def test_an_unlearned_model_made_elsewhere_becomes_a_change_to_the_base(guda: Gu
     elif form == "weights":
         Counterfactual("weights", "1", "", "x", weights).save(given)
     elif form == "lowrank":
-        from guda.counterfactuals.packing import Packing
+        from guda.unlearning.packing import Packing
 
         Packing.parse("lowrank:1").pack(Counterfactual.delta(base, weights, "1", "x")).save(given)
     else:
@@ -235,7 +235,7 @@ def test_what_cannot_be_added_leaves_the_run_alone(guda: Guda, tmp_path: Path) -
 def test_retrainings_can_be_added_before_the_model_is_trained(guda: Guda, tmp_path: Path) -> None:
     root, given = tmp_path / "run", tmp_path / "given.safetensors"
     shutil.copy(artifact(Run.open(finished_root()), "logo-*/s1/0000-*"), given)
-    verbs.init(root, tiny(digits_folder()))
+    steps.init(root, tiny(digits_folder()))
     assert as_json(guda("bank", "add", root, given, "-g", "0", "-m", "logo", "--seed", 1, "--json"))["added"]
     assert guda("bank", "verify", root).out == "1 counterfactuals, all sound\n"
     assert as_json(guda("bank", "ls", root, "--json"))["counterfactuals"][0]["used"]
@@ -303,12 +303,12 @@ def test_a_lora_student_of_a_unet_is_scored_and_exported_for_diffusers(guda: Gud
     value = tiny(write_digits(tmp_path / "art", each=6)).model_dump(mode="json")
     value["model"] = {"path": str(unet_folder())}
     value["methods"] = {"retrack": value["methods"]["retrack"] | {"store": "lora:1", "steps": 2}}
-    run = verbs.init(tmp_path / "run", Recipe.model_validate(value))
-    verbs.fit(run, ["retrack"], Inline())
+    run = steps.init(tmp_path / "run", Recipe.model_validate(value))
+    steps.fit(run, ["retrack"], Inline())
     (row, *_) = as_json(guda("bank", "ls", run.root, "--json"))["counterfactuals"]
     assert (row["kind"], row["rank"], row["base_ok"]) == ("lora", 1, True)
-    verbs.sample(run, Inline())
-    scores = verbs.score(run, run.query_sets()[0], ["retrack"], Inline())["retrack"]
+    steps.sample(run, Inline())
+    scores = steps.score(run, run.query_sets()[0], ["retrack"], Inline())["retrack"]
     assert bool((scores.score != 0).any())
     assert guda("bank", "export", run.root, tmp_path / "m", "-m", "retrack", "-g", "0").code == 0
     unet = DDPMPipeline.from_pretrained(tmp_path / "m").unet

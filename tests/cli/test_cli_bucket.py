@@ -16,7 +16,7 @@ def test_a_changed_recipe_is_in_the_bucket_when_the_verb_ends(
     guda: Guda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GUDA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("guda.runs.remote._MIRRORS", {})
+    monkeypatch.setattr("guda.run.remote._MIRRORS", {})
     url, bucket = f"file://{tmp_path}/bucket/run", tmp_path / "bucket" / "run"
     (tmp_path / "recipe.yaml").write_text(tiny(digits_folder()).to_yaml())
     assert guda("init", url, "--recipe", tmp_path / "recipe.yaml").code == 0

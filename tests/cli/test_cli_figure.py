@@ -12,10 +12,10 @@ from commandline import Guda, refused
 from PIL import Image
 from tinyrun import SET, Inline, copy_run
 
-from guda import verbs
+from guda import steps
 from guda.report import catalogue, figures
 from guda.report.catalogue import FIGURES, figure
-from guda.runs.run import Run
+from guda.run.run import Run
 from guda.scoring.scores import Scores
 
 QUERY = "s0-00003"
@@ -26,7 +26,7 @@ VECTOR = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The tiny run with likelihoods and with its pictures from the same noise drawn."""
     found = copy_run(tmp_path_factory.mktemp("figure") / "run")
-    verbs.likelihood(found, SET, Inline(), ["logo"], n=4, steps=3, seeds=1)
+    steps.likelihood(found, SET, Inline(), ["logo"], n=4, steps=3, seeds=1)
     figure(found, "same-noise", Inline(), method="retrack")
     return found
 

@@ -8,10 +8,10 @@ from commandline import Guda, refused
 from rich.console import Console
 from tinyrun import SET, Inline, copy_run, digits_folder, tiny, tree
 
-from guda import verbs
+from guda import steps
 from guda.cli.health import tables
 from guda.methods.health import Health
-from guda.runs.run import Run
+from guda.run.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     run = copy_run(tmp_path / "run")
-    verbs.change_scoring(run, reference=4)
+    steps.change_scoring(run, reference=4)
     return run
 
 
@@ -44,7 +44,7 @@ def test_health_for_people_and_for_machines(guda: Guda, run: Run) -> None:
 
 
 def test_a_narrow_terminal_gets_the_largest_leaks(run: Run) -> None:
-    found = verbs.health(run, ["retrack"], Inline())["retrack"]
+    found = steps.health(run, ["retrack"], Inline())["retrack"]
 
     def printed(width: int) -> str:
         console = Console(width=100)
@@ -100,5 +100,5 @@ def test_mistakes_change_nothing(guda: Guda, run: Run, args: list, parts: list[s
 
 
 def test_nothing_unlearned_yet(guda: Guda, tmp_path: Path) -> None:
-    verbs.init(tmp_path / "new", tiny(digits_folder()))
+    steps.init(tmp_path / "new", tiny(digits_folder()))
     refused(guda("health", tmp_path / "new"), "nothing is unlearned", "guda fit")

@@ -7,7 +7,7 @@ import pytest
 from commandline import Guda, refused
 from tinyrun import SET, Inline, copy_run, tree
 
-from guda.runs.run import Run
+from guda.run.run import Run
 
 
 @pytest.fixture(autouse=True)

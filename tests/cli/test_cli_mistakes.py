@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tinyrun import SET, copy_run, digits_folder, tiny, tree, unet_folder, write_digits, write_queries
 
-from guda import verbs
+from guda import steps
 
 
 def png(path: Path, size: int = 8, mode: str = "L") -> Path:
@@ -216,7 +216,7 @@ def test_other_inputs_show_both_values(guda: Guda, tmp_path: Path) -> None:
 def test_too_early(guda: Guda, tmp_path: Path) -> None:
     """score before fit, evaluate and report before queries: each names the step that is missing."""
     run, pictures = tmp_path / "run", write_queries(tmp_path / "generated")
-    verbs.init(run, tiny(digits_folder()))
+    steps.init(run, tiny(digits_folder()))
     before = tree(run)
     refused(guda("score", run), "nothing is fitted", f"guda fit {run}")
     refused(guda("score", run, "--queries", pictures), "nothing is fitted")
@@ -280,7 +280,7 @@ def test_report_without_scores(guda: Guda, tmp_path: Path) -> None:
 
 
 def test_a_recipe_with_nothing_to_fit(guda: Guda, tmp_path: Path) -> None:
-    verbs.init(tmp_path / "run", tiny(digits_folder(), methods={}).model_copy(update={"methods": {"logo": {}}}))
+    steps.init(tmp_path / "run", tiny(digits_folder(), methods={}).model_copy(update={"methods": {"logo": {}}}))
     refused(guda("fit", tmp_path / "run"), "--method")
 
 

@@ -162,10 +162,10 @@ def test_demo_goes_on_from_a_folder_of_its_own_recipe_only(guda: Guda, tmp_path:
 
 
 def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
-    from guda import verbs
+    from guda import steps
 
     root = tmp_path / "run"
-    verbs.init(root, tiny(digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000}))
+    steps.init(root, tiny(digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000}))
     process = subprocess.Popen(
         [PROGRAM, "train", str(root), "--workers", "1", "--json"], text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

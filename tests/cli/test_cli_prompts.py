@@ -15,12 +15,12 @@ from tinyrun import tiny, tree
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from styledimages import STYLES, draw
 
-from guda import verbs
-from guda.data.prompts import load_prompts
+from guda import steps
 from guda.data.text import MINILM
 from guda.errors import GudaError
-from guda.runs.recipe import Recipe
-from guda.runs.run import Run
+from guda.run.models import load_prompts
+from guda.run.recipe import Recipe
+from guda.run.run import Run
 
 OBJECTS = ("ball", "bar")
 WORDS = {s: [f"{s} {c}" for c in "abcde"] for s in STYLES}
@@ -37,7 +37,7 @@ def made(root: Path, prompts: dict[str, Any] | None, content_by: str | None = "l
                 Image.fromarray(draw(style, thing, i, 16).transpose(1, 2, 0)).save(file)
     value = tiny(root / "images", data={"group_by": "level:1", "content_by": content_by}).model_dump(mode="json")
     value |= {"prompts": prompts, "model": {"path": str(sd_folder())}, "training": None}
-    return verbs.init(root / "run", Recipe.from_dict(value, "test"))
+    return steps.init(root / "run", Recipe.from_dict(value, "test"))
 
 
 def from_file(root: Path, words: dict[str, list[str]] = WORDS) -> Run:

@@ -10,7 +10,7 @@ from PIL import Image
 from textrun import SET, STYLES, copy_text, sd_folder, styles_folder, write_prompted
 from tinyrun import tree
 
-from guda.runs.run import Run
+from guda.run.run import Run
 
 
 def test_own_model_and_styles_with_the_usual_verbs(guda: Guda, tmp_path: Path) -> None:

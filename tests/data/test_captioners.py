@@ -12,12 +12,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from styledimages import STYLES, styled
 from tinyclip import write_clip
 
+from guda.config import PromptsConfig
 from guda.data.captioners import sampled, vlm, vocabularies
 from guda.data.captioners.file import read_descriptors
 from guda.data.captioners.similarity import clip_fits, describe, pick
 from guda.data.captioners.statistics import WORDS, statistics
 from guda.errors import GudaError
-from guda.runs.recipe import PromptsConfig, Recipe
+from guda.run.recipe import Recipe
 
 # ---- which images ---------------------------------------------------------------------------------------------------
 

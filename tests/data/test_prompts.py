@@ -12,19 +12,21 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from styledimages import OBJECTS, STYLES, styled
 
+from guda.config import PromptsConfig
 from guda.data.images import ImageData
-from guda.data.prompts import Prompts, build, load_prompts
+from guda.data.prompts import Prompts, build_prompts
 from guda.data.templates import SUBJECTS, parse, shuffled
 from guda.errors import GudaError, Mismatch
-from guda.runs.recipe import PromptsConfig, Recipe
-from guda.runs.run import Run
+from guda.run.models import load_prompts
+from guda.run.recipe import Recipe
+from guda.run.run import Run
 
 WORDS = {s: tuple(f"{s} {c}" for c in "abcde") for s in STYLES}
 CONFIG = PromptsConfig()
 
 
 def made(data: ImageData | None = None, **options: object) -> Prompts:
-    return build(data or styled(), PromptsConfig(**options), WORDS)
+    return build_prompts(data or styled(), PromptsConfig(**options), WORDS)
 
 
 def test_every_image_has_its_object_and_three_of_its_styles_descriptors() -> None:
@@ -85,7 +87,8 @@ def test_the_same_prompts_in_every_process(tmp_path: Path) -> None:
         "from styledimages import styled; from guda.data.prompts import build;"
         "from guda.runs.recipe import PromptsConfig; from guda.data.captioners import vocabularies;"
         "c = PromptsConfig(); d = styled();"
-        "p = build(d, c, vocabularies(d, c).vocabularies); print(p.digest, p.training[7], p.vocabularies['ink'])"
+        "p = build_prompts(d, c, vocabularies(d, c).vocabularies); "
+        "print(p.digest, p.training[7], p.vocabularies['ink'])"
     )
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     runs = {
@@ -102,7 +105,7 @@ def test_the_same_prompts_in_every_process(tmp_path: Path) -> None:
 def made_by_statistics() -> Prompts:
     from guda.data.captioners import vocabularies
 
-    return build(styled(), CONFIG, vocabularies(styled(), CONFIG).vocabularies)
+    return build_prompts(styled(), CONFIG, vocabularies(styled(), CONFIG).vocabularies)
 
 
 def test_worked_prompts() -> None:
@@ -118,15 +121,15 @@ def test_worked_prompts() -> None:
 def test_too_few_descriptors_say_so_and_how_to_fix() -> None:
     words = WORDS | {"ink": ("bold outline", "bold outlines", "x")}
     with pytest.raises(GudaError, match=r"style 'ink' has 3 .* a prompt takes 3; .*lower min_freq"):
-        build(styled(), CONFIG, words)
+        build_prompts(styled(), CONFIG, words)
     with pytest.raises(GudaError, match=r"style 'ink' has 0 descriptor\(s\) \(none\).*add descriptors to f.json"):
-        build(styled(), PromptsConfig(source="file", path="f.json"), WORDS | {"ink": ()})
-    assert build(styled(), PromptsConfig(per_prompt=2), words).training
+        build_prompts(styled(), PromptsConfig(source="file", path="f.json"), WORDS | {"ink": ()})
+    assert build_prompts(styled(), PromptsConfig(per_prompt=2), words).training
 
 
 def test_data_without_objects_say_what_to_set() -> None:
     with pytest.raises(GudaError, match=r"set data\.content_by"):
-        build(styled(contents=False), CONFIG, WORDS)
+        build_prompts(styled(contents=False), CONFIG, WORDS)
 
 
 def test_objects_that_cannot_be_told_apart_are_refused() -> None:
@@ -143,7 +146,7 @@ def test_objects_that_cannot_be_told_apart_are_refused() -> None:
 
 def test_saved_and_loaded_whole(tmp_path: Path) -> None:
     data, path = styled(), tmp_path / "prompts.json"
-    prompts = build(data, CONFIG, WORDS, {"dull": "says nothing"})
+    prompts = build_prompts(data, CONFIG, WORDS, {"dull": "says nothing"})
     prompts.save(path)
     again = Prompts.load(path, data.digest)
     assert again == prompts

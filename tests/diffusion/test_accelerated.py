@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from guda.config import TrainingConfig
 from guda.data.images import ImageData
 from guda.diffusion import launch as launching
 from guda.diffusion.checkpoint import newest
@@ -17,8 +18,7 @@ from guda.diffusion.loading import make_scheduler
 from guda.diffusion.lora import factors, merged, targets, wrap
 from guda.diffusion.training import Trained, train
 from guda.errors import GudaError
-from guda.runs.recipe import TrainingConfig
-from guda.runs.store import read_tensors
+from guda.files import read_tensors
 
 
 def config(**values: Any) -> TrainingConfig:

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from guda.data.images import ImageData
-from guda.diffusion.cache import cached_conditions, cached_latents
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import _load, load_model
 from guda.errors import GudaError
-from guda.runs.recipe import Recipe
-from guda.runs.run import Run
-from guda.runs.store import read_tensors, write_tensors
+from guda.files import read_tensors, write_tensors
+from guda.run.cache import cached_conditions, cached_latents
+from guda.run.models import _load, load_model
+from guda.run.recipe import Recipe
+from guda.run.run import Run
 
 PROMPTS = ["a cat", "a dog", "a cat", "", "a tower"]
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from guda.config import TrainingConfig
 from guda.data.images import ImageData
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
-from guda.diffusion.nets import ResidualMLP
+from guda.diffusion.networks import ResidualMLP
 from guda.diffusion.training import fresh, group_condition, train
 from guda.errors import GudaError
-from guda.runs.recipe import TrainingConfig
 
 
 def config(**values: Any) -> TrainingConfig:

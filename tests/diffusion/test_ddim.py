@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from guda.data.pixels import to_uint8
-from guda.diffusion.ddim import ddim, initial_noise
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
+from guda.diffusion.sampling import ddim, initial_noise
 from guda.errors import GudaError
 
 

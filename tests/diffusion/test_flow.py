@@ -17,10 +17,9 @@ from diffusers import (
 )
 
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.flow import FlowSchedule
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.sampling import sample
-from guda.diffusion.schedule import PREDICTIONS, Schedule
+from guda.diffusion.schedule import PREDICTIONS, FlowSchedule, Schedule
 from guda.errors import GudaError
 
 SHIFTS = (1.0, 3.0)

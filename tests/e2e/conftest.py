@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-_helpers = str(Path(__file__).parents[1] / "runs")
+_helpers = str(Path(__file__).parents[1] / "run")
 if _helpers not in sys.path:
     sys.path.insert(0, _helpers)
 
@@ -22,7 +22,7 @@ import pytest  # noqa: E402
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-    from guda.runs.run import Run
+    from guda.run.run import Run
 
 CHROMIUM = os.environ.get("GUDA_CHROMIUM", "/usr/bin/chromium")
 ARGS = (
@@ -100,11 +100,11 @@ def page(context: BrowserContext, watch: Watch) -> Page:
 
 @pytest.fixture(scope="session")
 def scored_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The tiny run of tests/runs/tinyrun.py (three digits, three methods, twelve pictures): trained, scored and
+    """The tiny run of tests/run/tinyrun.py (three digits, three methods, twelve pictures): trained, scored and
     evaluated once, in seconds. Shared: copy it before changing anything."""
     from tinyrun import finished_root
 
-    from guda.runs.run import Run
+    from guda.run.run import Run
 
     root = tmp_path_factory.mktemp("e2e") / "run"
     shutil.copytree(finished_root(), root)

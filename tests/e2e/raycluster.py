@@ -19,9 +19,9 @@ sys.path[:0] = [p for p in HELPERS if p not in sys.path]
 os.environ["PYTHONPATH"] = os.pathsep.join([*HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 from guda.engine.ray import RayOptions, RayWorkers, import_ray  # noqa: E402
-from guda.engine.tasks import Task  # noqa: E402
-from guda.runs.run import Run  # noqa: E402
-from guda.runs.writers import TEMPORARY  # noqa: E402
+from guda.files import TEMPORARY  # noqa: E402
+from guda.run.run import Run  # noqa: E402
+from guda.run.task import Task  # noqa: E402
 
 Moment = Callable[[dict[str, int]], bool]  # of what is published
 Event = Callable[[], bool | None]  # False: it did not happen

@@ -5,8 +5,8 @@ import os
 import signal
 import time
 
-from guda.runs import progress
-from guda.runs.run import Run
+from guda.run import progress
+from guda.run.run import Run
 
 
 def where(run: Run, name: str, seconds: float = 0.3) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 
 from guda.data.images import ImageData
 from guda.data.queries import Queries
-from guda.runs.recipe import Recipe
-from guda.runs.run import Run
+from guda.run.recipe import Recipe
+from guda.run.run import Run
 from guda.scoring.scores import Scores
 
 SET = "samples"

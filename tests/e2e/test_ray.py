@@ -24,13 +24,13 @@ pytest.importorskip("ray")
 import raycluster
 from raycluster import Eventful, TwoNodes, kill_a_worker, published, repeated
 
-from guda import verbs
+from guda import steps
 from guda.engine import ray as ray_module
 from guda.engine.ray import RayOptions, RayWorkers, run_on_ray
-from guda.engine.tasks import Task, pending
 from guda.errors import GudaError
-from guda.runs.run import Run
-from guda.verbs.work import Engine
+from guda.run.run import Run
+from guda.run.task import Task, pending
+from guda.steps.fit import Engine
 
 pytestmark = pytest.mark.e2e
 
@@ -89,7 +89,7 @@ def test_both_nodes_work_one_thread_each_and_never_too_many_at_once(run: Run, po
 
 
 def test_the_pipeline_ends_in_the_bytes_of_one_process_whatever_is_lost(tmp_path: Path, nodes: TwoNodes) -> None:
-    run = verbs.init(tmp_path / "run", tinyrun.tiny(tinyrun.digits_folder()))
+    run = steps.init(tmp_path / "run", tinyrun.tiny(tinyrun.digits_folder()))
     ran: list[Task] = []
 
     def lose_a_node() -> None:
@@ -106,7 +106,7 @@ def test_the_pipeline_ends_in_the_bytes_of_one_process_whatever_is_lost(tmp_path
         (count("terms/", 12), lose_a_node),
     ]
     pool = Eventful(RayOptions(nodes.address), run.root, *events)
-    seen = pool.amid(lambda: verbs.pipeline(run, engine_of(pool, ran)))
+    seen = pool.amid(lambda: steps.pipeline(run, engine_of(pool, ran)))
     end = published(run.root)
     assert len(seen) == 4, "it was over before everything had happened"
     assert all(len(s) < len(end) for s in seen), "nothing was left to do when it happened"
@@ -114,9 +114,9 @@ def test_the_pipeline_ends_in_the_bytes_of_one_process_whatever_is_lost(tmp_path
     assert tinyrun.exact(run.root) == tinyrun.exact(tinyrun.finished_root())
     assert [repeated(run, ran, before) for before in seen] == [[], [], [], []]
     assert all({p: end[p] for p in before} == before for before in seen)
-    assert verbs.status(run)["running"] == []
+    assert steps.status(run)["running"] == []
     idle = tinyrun.Inline()
-    verbs.pipeline(run, idle)
+    steps.pipeline(run, idle)
     assert idle.ran == []
 
 
@@ -159,7 +159,7 @@ def test_a_race_on_ray_is_the_race_here(tmp_path: Path, pool: RayWorkers) -> Non
     one, two = (tinyrun.copy_run(tmp_path / name) for name in ("one", "two"))
     engines = tinyrun.Inline(), engine_of(pool, [])
     for run, engine in zip((one, two), engines, strict=True):
-        verbs.score(run, SET, ["retrack"], engine, stop="top1@0.95")
+        steps.score(run, SET, ["retrack"], engine, stop="top1@0.95")
     found = tinyrun.exact(two.root)
     assert any("top1" in p for p in found)
     assert found == tinyrun.exact(one.root)
@@ -168,19 +168,19 @@ def test_a_race_on_ray_is_the_race_here(tmp_path: Path, pool: RayWorkers) -> Non
 def test_a_run_in_a_bucket_whose_nodes_have_copies_of_their_own(
     tmp_path: Path, pool: RayWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from guda.runs.remote import Mirror
+    from guda.run.remote import Mirror
 
     url = f"file://{tmp_path}/bucket/run"
     workers = Mirror(url).local  # under the cache that the nodes inherited
     monkeypatch.setenv("GUDA_CACHE", str(tmp_path / "driver"))
-    monkeypatch.setattr("guda.runs.remote._MIRRORS", {})
+    monkeypatch.setattr("guda.run.remote._MIRRORS", {})
     try:
-        run = verbs.init(url, tinyrun.tiny(tinyrun.digits_folder()))
+        run = steps.init(url, tinyrun.tiny(tinyrun.digits_folder()))
         engine = engine_of(pool, [])
-        verbs.fit(run, ["retrack"], engine)
-        verbs.sample(run, engine)
-        verbs.change_scoring(run, rounds=3)  # after the workers have seen the run
-        verbs.score(run, SET, ["retrack"], engine)
+        steps.fit(run, ["retrack"], engine)
+        steps.sample(run, engine)
+        steps.change_scoring(run, rounds=3)  # after the workers have seen the run
+        steps.score(run, SET, ["retrack"], engine)
         assert run.root != workers
         assert workers.is_dir()
         found, whole = tinyrun.exact(run.root), tinyrun.exact(tinyrun.finished_root())
@@ -228,9 +228,9 @@ def test_several_gpus_train_one_model_together(
     nodes.lose()
     nodes.add(num_gpus=2)
     try:
-        run = verbs.init(tmp_path / "run", tinyrun.tiny(tinyrun.digits_folder()))
+        run = steps.init(tmp_path / "run", tinyrun.tiny(tinyrun.digits_folder()))
         pool = RayWorkers(RayOptions(nodes.address, gpus=2.0))
-        verbs.train(run, engine_of(pool, []))
+        steps.train(run, engine_of(pool, []))
         assert pool.n == 2
     finally:
         nodes.lose()
@@ -254,7 +254,7 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
     from test_engine_kill import alive, children
 
     recipe = tinyrun.tiny(tinyrun.digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000})
-    run = verbs.init(tmp_path / "run", recipe)
+    run = steps.init(tmp_path / "run", recipe)
     command = [sys.executable, "-m", "guda.cli.main", "train", str(run.root), "--engine", "ray", "--workers", "1"]
     process = subprocess.Popen(command, env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"})
     deadline = time.monotonic() + 300
@@ -272,7 +272,7 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
         while alive(pids) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert [family[pid] for pid in alive(pids)] == []
-    assert verbs.status(Run.open(run.root))["running"] == []
+    assert steps.status(Run.open(run.root))["running"] == []
 
 
 def name(pid: int) -> str:

@@ -16,14 +16,14 @@ from synthetic import SET as MADE_UP
 from synthetic import synthetic_run
 from tinyrun import SET, Inline
 
-from guda import verbs
+from guda import steps
 from guda.report.page import write_report
 from guda.scoring.scores import Scores
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-    from guda.runs.run import Run
+    from guda.run.run import Run
 
 
 def until(page: Page, true: str) -> None:
@@ -186,7 +186,7 @@ def test_wide_tables_scroll_by_themselves(page: Page, scored_run: Run, tmp_path:
     """Labels that only a screen reader reads must not stick out of them and widen the page."""
     shutil.copytree(scored_run.root, tmp_path / "run")
     run = type(scored_run).open(tmp_path / "run")
-    verbs.health(run, ["retrack"], Inline())
+    steps.health(run, ["retrack"], Inline())
     page.set_viewport_size({"width": 390, "height": 900})
     page.goto(write_report(run, SET).as_uri())
     assert page.locator(".heat").first.evaluate("e => e.scrollWidth") > 340

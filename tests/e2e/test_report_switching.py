@@ -6,7 +6,7 @@ import pytest
 from tinyrun import SET as TINY
 from tinyrun import Inline, copy_run
 
-from guda import verbs
+from guda import steps
 from guda.report.drawings import draw_missing
 from guda.report.page import write_report
 from guda.scoring.scores import Scores
@@ -15,7 +15,7 @@ from guda.scoring.scores import Scores
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory, browser, a_watch):
     run = copy_run(tmp_path_factory.mktemp("browser") / "run")
-    draw_missing(run, verbs.scored_methods(run, TINY), Inline())
+    draw_missing(run, steps.scored_methods(run, TINY), Inline())
     file = write_report(run, TINY)
     page, watch = browser.new_page(), a_watch()
     watch.on(page)

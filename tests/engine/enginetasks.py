@@ -6,8 +6,8 @@ import signal
 import time
 
 from guda.errors import GudaError, Mismatch
-from guda.runs import progress
-from guda.runs.run import Run
+from guda.run import progress
+from guda.run.run import Run
 
 
 def touch(run: Run, name: str) -> None:

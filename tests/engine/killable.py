@@ -2,8 +2,8 @@
 
 import sys
 
-from guda import verbs
-from guda.runs.run import Run
+from guda import steps
+from guda.run.run import Run
 
 if __name__ == "__main__":
-    verbs.pipeline(Run.open(sys.argv[1]), verbs.local_engine(int(sys.argv[2])))
+    steps.pipeline(Run.open(sys.argv[1]), steps.local_engine(int(sys.argv[2])))

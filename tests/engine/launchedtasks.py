@@ -7,28 +7,28 @@ from pathlib import Path
 
 import torch
 
-from guda.engine import team
-from guda.engine.local import run_tasks
-from guda.engine.tasks import Task
+from guda.diffusion import distributed
+from guda.engine.processes import run_tasks
 from guda.errors import GudaError
-from guda.runs.run import Run
+from guda.run.run import Run
+from guda.run.task import Task
 
 
 def exchange() -> float:
     """What a training does at every step."""
-    value = torch.tensor([float(team.rank() + 1)])
+    value = torch.tensor([float(distributed.rank() + 1)])
     torch.distributed.all_reduce(value)
     return float(value)
 
 
 def shared(run: Run, name: str) -> None:
     total = exchange()
-    if team.leads():
+    if distributed.is_main():
         run.path("out", name).write_text(str(total))
 
 
 def single(run: Run, name: str) -> None:
-    run.path("out", name).write_text(f"{team.rank()} {os.getpid()}")
+    run.path("out", name).write_text(f"{distributed.rank()} {os.getpid()}")
 
 
 def all_wrong(run: Run) -> None:
@@ -40,14 +40,14 @@ def leader_wrong(run: Run) -> None:
 
 
 def one_wrong(run: Run) -> None:
-    if team.rank() == 1:
+    if distributed.rank() == 1:
         raise GudaError("disk-full", "disk is full")
     while True:
         exchange()
 
 
 def one_killed(run: Run) -> None:
-    if team.rank() == 1:
+    if distributed.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     while True:
         exchange()
@@ -69,7 +69,7 @@ if __name__ == "__main__":
         seen: list[tuple[int, int]] = []
         count = run_tasks(folder, [make(k) for k in sys.argv[2:]], watch=lambda d, t, f, n: seen.append((d, t)))
         again = run_tasks(folder, [make(k) for k in sys.argv[2:]])
-        Path(folder.path("out", f"rank{team.rank()}")).write_text(f"{count} {again} {len(seen) > 0}")
+        Path(folder.path("out", f"rank{distributed.rank()}")).write_text(f"{count} {again} {len(seen) > 0}")
     except GudaError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
-        team.leave(2)
+        distributed.leave(2)

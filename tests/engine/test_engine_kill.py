@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tinyrun import Inline, digits_folder, exact, finished_root, tiny
 
-from guda import verbs
-from guda.runs.run import Run
-from guda.runs.writers import TEMPORARY
+from guda import steps
+from guda.files import TEMPORARY
+from guda.run.run import Run
 
 PROGRAM = str(Path(__file__).with_name("killable.py"))
 
@@ -75,7 +75,7 @@ def count(root: Path, pattern: str) -> int:
 
 def test_killed_at_three_moments_it_ends_in_the_same_bytes(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    verbs.init(root, tiny(digits_folder()))
+    steps.init(root, tiny(digits_folder()))
     rng = random.Random(7)
     some_fits, some_parts = rng.randint(2, 7), rng.randint(10, 40)
     moments = [
@@ -103,22 +103,22 @@ def test_killed_at_three_moments_it_ends_in_the_same_bytes(tmp_path: Path) -> No
     assert {k: after[k] for k in kept} == kept, "finished work was redone"
     whole = exact(finished_root())
     assert {k: v for k, v in exact(root).items() if TEMPORARY not in k} == whole
-    assert verbs.status(Run.open(root))["running"] == []
+    assert steps.status(Run.open(root))["running"] == []
     again = Inline()
-    verbs.pipeline(Run.open(root), again)
+    steps.pipeline(Run.open(root), again)
     assert again.ran == []
     assert products(root) == after
 
 
 def test_terminating_the_driver_ends_its_workers_too(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    verbs.init(root, tiny(digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000}))
+    steps.init(root, tiny(digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000}))
     process = start(root)
     deadline = time.monotonic() + 60
     while not list((root / "progress").glob("*.json")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert verbs.status(Run.open(root))["running"]
+    assert steps.status(Run.open(root))["running"]
     workers = children(process.pid)
     os.kill(process.pid, signal.SIGTERM)
     process.communicate()
@@ -126,4 +126,4 @@ def test_terminating_the_driver_ends_its_workers_too(tmp_path: Path) -> None:
     while alive(workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert alive(workers) == set()
-    assert verbs.status(Run.open(root))["running"] == []
+    assert steps.status(Run.open(root))["running"] == []

@@ -6,16 +6,16 @@ import pytest
 from processes import finish, start
 from tinyrun import digits_folder, tiny
 
-from guda import verbs
-from guda.engine import team
-from guda.runs.run import Run
+from guda import steps
+from guda.diffusion import distributed
+from guda.run.run import Run
 
 PROGRAM = str(Path(__file__).with_name("launchedtasks.py"))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    found = verbs.init(tmp_path / "run", tiny(digits_folder()))
+    found = steps.init(tmp_path / "run", tiny(digits_folder()))
     found.path("out").mkdir()
     return found
 
@@ -57,11 +57,15 @@ def test_a_failure_ends_every_process(run: Run, kind: str, said: list[str]) -> N
 def test_who_we_are_is_what_the_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.delenv("RANK", raising=False)
-    assert (team.size(), team.rank(), team.leads()) == (1, 0, True)  # some schedulers set only this one
+    assert (distributed.world_size(), distributed.rank(), distributed.is_main()) == (
+        1,
+        0,
+        True,
+    )  # some schedulers set only this one
     monkeypatch.setenv("RANK", "3")
-    assert (team.size(), team.rank(), team.leads()) == (4, 3, False)
+    assert (distributed.world_size(), distributed.rank(), distributed.is_main()) == (4, 3, False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
-    assert team.on_cpu()
+    assert distributed.on_cpu()
     monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
     monkeypatch.delenv("GUDA_DEVICE", raising=False)
-    assert not team.on_cpu()
+    assert not distributed.on_cpu()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tinyrun import Inline, copy_run, digits_folder, exact, finished_root, tiny
 
-from guda import verbs
-from guda.engine.local import Workers, run_tasks
-from guda.engine.tasks import Task, execute, pending
+from guda import steps
+from guda.engine.processes import Workers, run_tasks
 from guda.errors import GudaError
-from guda.runs import progress
-from guda.runs.run import Run
+from guda.run import progress
+from guda.run.run import Run
+from guda.run.task import Task, execute, pending
 
 
 def task(name: str, fn: str = "touch", needs: tuple[str, ...] = (), cost: float = 1.0, **args: object) -> Task:
@@ -110,11 +110,11 @@ def test_needs_that_nothing_makes_are_an_error(run: Run) -> None:
 
 
 def test_two_workers_give_the_bytes_of_one_process(tmp_path: Path) -> None:
-    run = verbs.init(tmp_path / "run", tiny(digits_folder()))
-    verbs.pipeline(run, verbs.local_engine(2))
+    run = steps.init(tmp_path / "run", tiny(digits_folder()))
+    steps.pipeline(run, steps.local_engine(2))
     assert exact(run.root) == exact(finished_root())
     again = Inline()
-    verbs.pipeline(run, again)
+    steps.pipeline(run, again)
     assert again.ran == []
 
 
@@ -138,15 +138,15 @@ def test_a_heartbeat_of_a_dead_process_counts_for_nothing(run: Run, tmp_path: Pa
     progress.watch(None)
     progress.tick(1, 1)  # to nobody
     assert progress.fraction(file) == 0.75
-    assert verbs.status(run)["running"] == ["3/4"]
+    assert steps.status(run)["running"] == ["3/4"]
     value = json.loads(file.read_text())
     file.write_text(json.dumps(value | {"pid": 2**22 + 1}))
-    assert verbs.status(run)["running"] == []
+    assert steps.status(run)["running"] == []
     file.write_text(json.dumps(value)[:10])
-    assert verbs.status(run)["running"] == []
+    assert steps.status(run)["running"] == []
     assert progress.fraction(file) == 0.0
     file.write_text(json.dumps(value | {"pid": 2**22 + 1, "host": "elsewhere"}))  # cannot be known from here
-    assert verbs.status(run)["running"] == ["3/4"]
+    assert steps.status(run)["running"] == ["3/4"]
 
 
 # --- workers that stay ----------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tinyrun import copy_run
 
-from guda.engine.pool import run_in
-from guda.engine.tasks import Task
+from guda.engine.loop import run_in
 from guda.errors import GudaError
-from guda.runs.run import Run
+from guda.run.run import Run
+from guda.run.task import Task
 
 
 def task(name: str, *needs: str) -> Task:

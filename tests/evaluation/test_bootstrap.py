@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from guda.errors import GudaError
-from guda.evaluation import bootstrap
-from guda.evaluation.bootstrap import Interval, bootstrap_difference, bootstrap_mean, resampled_means
+from guda.evaluation import intervals as bootstrap
+from guda.evaluation.intervals import Interval, bootstrap_difference, bootstrap_mean, resampled_means
 
 RNG = np.random.default_rng(0)
 

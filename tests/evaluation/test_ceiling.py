@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from guda.errors import GudaError
-from guda.evaluation.bootstrap import bootstrap_mean
 from guda.evaluation.ceiling import compare, reliability
+from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.metrics import METRICS, per_query
 
 Q, N = 400, 8

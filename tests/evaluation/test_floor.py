@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from guda.errors import GudaError
-from guda.evaluation.ceiling import compare
-from guda.evaluation.floor import MOST, query_noise_floor, splits
+from guda.evaluation.ceiling import MOST, compare, query_noise_floor, splits
 from guda.evaluation.metrics import METRICS, mrr, random_baseline, top1
 from guda.evaluation.results import dataset_entry, read_entry
 from guda.evaluation.tables import footer

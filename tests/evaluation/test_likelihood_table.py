@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from guda.errors import GudaError
-from guda.evaluation.bootstrap import query_counts
+from guda.evaluation.intervals import query_counts
 from guda.evaluation.likelihood import LikelihoodFile, correlate, reliability_sentence, weighted_pearson, weighted_ranks
 from guda.evaluation.metrics import ndcg3_linear, top1
 from guda.evaluation.results import ReliabilityEntry

@@ -24,7 +24,7 @@ from guda.evaluation.paper_table import (
     seconds,
     to_csv,
     write_tables,
-)  # fmt: skip
+)
 from guda.evaluation.paper_tables import (
     anchors_table,
     correlation_table,
@@ -32,8 +32,8 @@ from guda.evaluation.paper_tables import (
     noisy_table,
     oracles_table,
     sweep_tables,
-)  # fmt: skip
-from guda.evaluation.paper_timing import timing_table
+    timing_table,
+)
 from guda.evaluation.results import DatasetEntry, Figure, MethodEntry
 from guda.evaluation.sweep import SweepFile, SweepRow
 from guda.evaluation.timing import Timing

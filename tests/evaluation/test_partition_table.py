@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from guda.errors import GudaError
-from guda.evaluation.bootstrap import bootstrap_mean
+from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.metrics import SIX
 from guda.evaluation.partition import (
     PartitionFile,

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from guda.errors import GudaError
-from guda.evaluation.permutation import EXACT, holm, sign_flip_test
+from guda.evaluation.intervals import EXACT, holm, sign_flip_test
 
 
 def scipy_p(a: np.ndarray, b: np.ndarray) -> float:

@@ -11,15 +11,7 @@ from pydantic import ValidationError
 
 from guda.errors import GudaError
 from guda.evaluation.ceiling import Comparison, compare
-from guda.evaluation.results import (
-    Cost,
-    DatasetEntry,
-    Figure,
-    dataset_entry,
-    machine,
-    read_results,
-    write_results,
-)
+from guda.evaluation.results import Cost, DatasetEntry, Figure, dataset_entry, machine, read_results, write_results
 
 ESTIMAND = "ELBO over 1 <= t <= 992"
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from guda.evaluation.bootstrap import bootstrap_difference
 from guda.evaluation.ceiling import compare
+from guda.evaluation.intervals import bootstrap_difference, holm, sign_flip_test
 from guda.evaluation.metrics import top1
-from guda.evaluation.permutation import holm, sign_flip_test
 from guda.evaluation.results import DatasetEntry, PairFigure, dataset_entry, read_entry
 from guda.evaluation.separation import pair_rows, pair_text, pairs_markdown, pairs_terminal, separation
 from guda.evaluation.tables import markdown, told_apart

@@ -20,14 +20,13 @@ from guda.evaluation.timing import (
     Timing,
     alike,
     crossing,
-    measure,
     one_retraining,
     published_timings,
     rate,
-    timings,
 )
 from guda.methods.base import get_method
-from guda.runs.run import Run
+from guda.run.run import Run
+from guda.steps.timing import measure, timings
 
 
 def line(fit: float | None, query: float | None, name: str = "m") -> Timing:

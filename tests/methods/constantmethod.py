@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
+from guda.config import Config
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data
-from guda.engine.tasks import Task
+from guda.files import read_json, write_json
 from guda.methods.base import Method, get_method
-from guda.runs.recipe import Config
-from guda.runs.run import Run
-from guda.runs.store import read_json, write_json
+from guda.run.models import load_data
+from guda.run.run import Run
+from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
 

@@ -12,18 +12,18 @@ from textrun import SET as TEXT_SET
 from textrun import STYLES, copy_text
 from tinyrun import GROUPS, SET, Inline, copy_run, digits_folder, exact, tiny
 
-from guda import verbs
+from guda import steps
 from guda.baselines import influence
 from guda.baselines.features import FeatureConfig, Featuriser
 from guda.baselines.residuals import profile, residuals
-from guda.diffusion.models import load_data, load_model
 from guda.errors import GudaError, Mismatch
+from guda.files import read_json, read_tensors, write_json, write_tensors
 from guda.methods.base import get_method, known_methods
 from guda.methods.features import FeatureStore
-from guda.runs.run import Run
-from guda.runs.store import read_json, read_tensors, write_json, write_tensors
+from guda.methods.terms import load_queries
+from guda.run.models import load_data, load_model
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
 
 IDS = ("trak", "dtrak", "das", "das-public", "das-squared", "tracin", "relatif")
 LAM = 0.3
@@ -36,10 +36,10 @@ def run(tmp_path: Path) -> Run:
 
 def score(run: Run, name: str, *settings: str, engine: Inline | None = None) -> np.ndarray:
     engine = engine or Inline()
-    verbs.change_settings(run, [name], list(settings))
-    verbs.fit(run, [name], engine)
-    verbs.score(run, SET, [name], engine)
-    return Scores.read(verbs.scores_path(run, SET, name)).score
+    steps.change_settings(run, [name], list(settings))
+    steps.fit(run, [name], engine)
+    steps.score(run, SET, [name], engine)
+    return Scores.read(steps.scores_path(run, SET, name)).score
 
 
 def phis(run: Run, **config: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -177,7 +177,7 @@ def test_work_is_shared_and_done_once(run: Run) -> None:
 def test_a_run_is_byte_identical_however_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("guda.methods.features.SHARD", 5)
     monkeypatch.setattr("guda.methods.gradient.SHARD", 5)
-    monkeypatch.setattr("guda.methods.errors.SHARD", 5)
+    monkeypatch.setattr("guda.methods.residuals.SHARD", 5)
     small = ("dim=16", "timesteps=2", "block=4")
     whole, pieces = copy_run(tmp_path / "one"), copy_run(tmp_path / "two")
     every = {"das": (*small, "residual_timesteps=5", "aggregate=max"), "trak": small}
@@ -203,7 +203,7 @@ def test_shards_do_not_change_a_feature(run: Run, monkeypatch: pytest.MonkeyPatc
     store = get_method(run, "tracin").stores()[0]
     for path in run.path(store.folder).glob("train-*"):
         path.unlink()
-    verbs.fit(run, ["tracin"], Inline())
+    steps.fit(run, ["tracin"], Inline())
     assert torch.equal(torch.cat([b for _, b in store.rows().read()]), whole)
 
 
@@ -216,7 +216,7 @@ def test_features_of_other_weights_are_refused(run: Run) -> None:
     write_tensors(path, tensors, header | {"meta": header["meta"] | {"model": "another"}})
     run.path(get_method(run, "trak").scores_file(part)).unlink()
     with pytest.raises(Mismatch, match="model differs"):
-        verbs.score(run, SET, ["trak"], Inline())
+        steps.score(run, SET, ["trak"], Inline())
 
 
 @pytest.mark.parametrize("how", ["sum", "max"])
@@ -224,9 +224,9 @@ def test_groups_are_asked_about_when_scores_are_read(run: Run, how: str) -> None
     """Which groups are wanted changes no file, so other groups never get these groups' numbers."""
     whole = score(run, "trak", "dim=16", "timesteps=2", f"aggregate={how}")
     for names in (("0", "1"), ("1", "2")):
-        verbs.change_groups(run, ",".join(names))
-        verbs.score(run, SET, ["trak"], engine := Inline())
-        found = Scores.read(verbs.scores_path(run, SET, "trak"))
+        steps.change_groups(run, ",".join(names))
+        steps.score(run, SET, ["trak"], engine := Inline())
+        found = Scores.read(steps.scores_path(run, SET, "trak"))
         assert engine.ran == []
         assert found.groups == names
         np.testing.assert_array_equal(found.score, whole[:, [GROUPS.index(n) for n in names]])
@@ -250,15 +250,15 @@ def test_residuals_do_not_depend_on_shards(run: Run, monkeypatch: pytest.MonkeyP
     whole = das.residual(das.stores()[0])
     for path in run.path("artifacts").glob("residuals-*/*"):
         path.unlink()
-    monkeypatch.setattr("guda.methods.errors.SHARD", 7)
+    monkeypatch.setattr("guda.methods.residuals.SHARD", 7)
     for task in das.errors(das.stores()[0]).fit():
         Inline()(run, [task], "")
     np.testing.assert_array_equal(das.residual(das.stores()[0]), whole)
 
 
 def test_the_plan_counts_the_full_model_once(tmp_path: Path) -> None:
-    run = verbs.init(tmp_path / "new", tiny(digits_folder()))
-    rows = {r["what"]: r for r in verbs.plan(run, ["trak"], 10)["rows"]}
+    run = steps.init(tmp_path / "new", tiny(digits_folder()))
+    rows = {r["what"]: r for r in steps.plan(run, ["trak"], 10)["rows"]}
     n = load_data(run).n
     assert rows["fit trak"]["evals"] == pytest.approx(30 * n, abs=5)  # and a unit for each task without network
     assert rows["score 10 queries by trak"]["evals"] == 300
@@ -269,10 +269,10 @@ def test_several_workers_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest
     small = ("dim=16", "timesteps=2", "block=4", "aggregate=max")
     one, two = copy_run(tmp_path / "one"), copy_run(tmp_path / "two")
     score(one, "dtrak", *small)
-    verbs.change_settings(two, ["dtrak"], list(small))
-    engine = verbs.local_engine(2)
-    verbs.fit(two, ["dtrak"], engine)
-    verbs.score(two, SET, ["dtrak"], engine)
+    steps.change_settings(two, ["dtrak"], list(small))
+    engine = steps.local_engine(2)
+    steps.fit(two, ["dtrak"], engine)
+    steps.score(two, SET, ["dtrak"], engine)
     assert exact(one.root) == exact(two.root)
 
 
@@ -313,7 +313,7 @@ def test_wrong_settings_are_one_line(run: Run, name: str, setting: str, message:
 
 def test_costs_are_counted(run: Run) -> None:
     n = load_data(run).n
-    verbs.change_settings(run, ["das"], ["timesteps=4", "residual_timesteps=50"])
+    steps.change_settings(run, ["das"], ["timesteps=4", "residual_timesteps=50"])
     das = get_method(run, "das")
     assert das.fit_evals() == n * (3 * 4 + 50) / len(GROUPS)
     assert das.score_evals() == 12
@@ -324,10 +324,10 @@ def test_a_text_to_image_model_and_its_cross_attention_alone(tmp_path: Path) -> 
     for name in ("trak", "das"):
         settings = ["dim=32", "timesteps=2", "weights=attn2\\.to_[kv]", "block=4"]
         settings += ["residual_timesteps=3"] if name == "das" else []
-        verbs.change_settings(run, [name], settings)
-        verbs.fit(run, [name], Inline())
-        verbs.score(run, TEXT_SET, [name], Inline())
-        found = Scores.read(verbs.scores_path(run, TEXT_SET, name))
+        steps.change_settings(run, [name], settings)
+        steps.fit(run, [name], Inline())
+        steps.score(run, TEXT_SET, [name], Inline())
+        found = Scores.read(steps.scores_path(run, TEXT_SET, name))
         assert found.groups == STYLES
         assert np.ptp(found.score, axis=1).min() > 0
     names = get_method(run, "trak").stores()[0].featuriser().gradients.names

@@ -10,20 +10,20 @@ from scipy import stats
 from tinyrun import GROUPS, SET, Inline, copy_run, exact, tree, write_queries
 
 import guda
-from guda import verbs
-from guda.counterfactuals.bank import Counterfactual
-from guda.counterfactuals.unlearn import OPERATORS, unlearn_group
-from guda.diffusion.models import load_data, load_model
+from guda import steps
 from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.methods.health import Health, leakage, read_health
 from guda.methods.placebo import Null, Placebos, fitted_placebos, placebo_size, regroup
 from guda.methods.reference import draw_reference, reference
-from guda.runs.run import Run
-from guda.scoring.elbo import kl, make_draws, squared_errors
-from guda.scoring.pilot import run_plan
+from guda.methods.terms import load_queries
+from guda.run.models import load_data, load_model
+from guda.run.plan import run_plan
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
+from guda.scoring.terms import kl, make_draws, squared_errors
+from guda.unlearning.bank import Counterfactual
+from guda.unlearning.unlearn import OPERATORS, unlearn_group
 
 NAME = "reference-n6-s0"
 
@@ -31,7 +31,7 @@ NAME = "reference-n6-s0"
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     run = copy_run(tmp_path / "run")
-    verbs.change_scoring(run, reference=6)
+    steps.change_scoring(run, reference=6)
     return run
 
 
@@ -79,17 +79,17 @@ def test_the_reference_set_is_training_images_under_ids_that_say_which(run: Run)
 
 
 def test_the_reference_set_is_no_question_of_the_users(run: Run, tmp_path: Path) -> None:
-    verbs.health(run, ["retrack"], Inline())
+    steps.health(run, ["retrack"], Inline())
     assert run.has(f"queries/{NAME}/index.json")
     assert run.query_sets() == [SET]
-    assert verbs.choose_queries(run) == SET
-    assert list(verbs.status(run)["queries"]) == [SET]
+    assert steps.choose_queries(run) == SET
+    assert list(steps.status(run)["queries"]) == [SET]
     with pytest.raises(GudaError, match="no query set"):
-        verbs.choose_queries(run, NAME)
+        steps.choose_queries(run, NAME)
     folder = write_queries(tmp_path / NAME)
     with pytest.raises(GudaError, match="give another --name"):
-        verbs.add_queries(run, folder)
-    assert verbs.add_queries(run, folder, "reference-pictures") == "reference-pictures"
+        steps.add_queries(run, folder)
+    assert steps.add_queries(run, folder, "reference-pictures") == "reference-pictures"
     assert "reference-pictures" in run.query_sets()
 
 
@@ -97,7 +97,7 @@ def test_the_reference_set_is_no_question_of_the_users(run: Run, tmp_path: Path)
 
 
 def test_the_matrix_is_what_the_networks_say(run: Run) -> None:
-    found = verbs.health(run, ["retrack"], Inline())["retrack"]
+    found = steps.health(run, ["retrack"], Inline())["retrack"]
     method, images = get_method(run, "retrack"), reference(run)
     expected = by_hand(run, load_model(run, "base"), bank(run, method), images.queries)
     for k in range(3):
@@ -121,7 +121,7 @@ def test_the_matrix_is_what_the_networks_say(run: Run) -> None:
 
 
 def test_the_oracle_has_the_same_matrix(run: Run) -> None:
-    found = verbs.health(run, ["logo", "retrack"], Inline())
+    found = steps.health(run, ["logo", "retrack"], Inline())
     method, images = get_method(run, "logo"), reference(run)
     base = load_model(run, "base")
     score = np.zeros((18, 3))
@@ -133,16 +133,16 @@ def test_the_oracle_has_the_same_matrix(run: Run) -> None:
 
 def test_health_resumes_and_repeats_nothing(run: Run, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        verbs.health(run, ["retrack"], Inline(stop_after=2))
+        steps.health(run, ["retrack"], Inline(stop_after=2))
     engine = Inline()
-    verbs.health(run, ["retrack"], engine)
+    steps.health(run, ["retrack"], engine)
     assert len(engine.ran) == 4 - 2  # shards of 5
     before, again = tree(run.path("terms")), Inline()
-    verbs.health(run, ["retrack"], again)
+    steps.health(run, ["retrack"], again)
     assert again.ran == []
     assert tree(run.path("terms")) == before
     whole = copy_run(tmp_path / "whole")
-    verbs.health(whole, ["retrack"], Inline(), 6)  # the number of images as an argument: kept in the recipe
+    steps.health(whole, ["retrack"], Inline(), 6)  # the number of images as an argument: kept in the recipe
     assert whole.recipe.scoring.reference == 6
     name = f"health/{Path(get_method(run, 'retrack').folder).name}.json"
     assert whole.path(name).read_bytes() == run.path(name).read_bytes()
@@ -157,11 +157,11 @@ def test_one_image_has_no_standard_error() -> None:
 
 def test_what_cannot_be_checked(run: Run) -> None:
     with pytest.raises(GudaError, match="similarity-pixel makes no counterfactual models"):
-        verbs.health(run, ["similarity-pixel"], Inline())
+        steps.health(run, ["similarity-pixel"], Inline())
     with pytest.raises(GudaError, match="shift is not fitted"):
-        verbs.health(run, ["shift"], Inline(), 9)
+        steps.health(run, ["shift"], Inline(), 9)
     assert run.recipe.scoring.reference == 6  # refused before anything changed
-    verbs.health(run, ["retrack"], Inline())
+    steps.health(run, ["retrack"], Inline())
     path = next(run.path("health").glob("*.json"))
     path.write_text('{"method": 1}')
     with pytest.raises(GudaError, match="is damaged"):
@@ -172,12 +172,12 @@ def test_what_cannot_be_checked(run: Run) -> None:
 
 
 def test_subtracted_scores_are_scores_less_drift(run: Run) -> None:
-    kept = {b: verbs.score(run, SET, ["retrack", "logo"], Inline(), band=b) for b in (None, "20:100")}
-    measured = verbs.health(run, ["retrack"], Inline())["retrack"]
-    verbs.change_scoring(run, drift="subtract")
+    kept = {b: steps.score(run, SET, ["retrack", "logo"], Inline(), band=b) for b in (None, "20:100")}
+    measured = steps.health(run, ["retrack"], Inline())["retrack"]
+    steps.change_scoring(run, drift="subtract")
     engine = Inline()
     for band in (None, "20:100"):
-        found = verbs.score(run, SET, ["retrack", "logo", "similarity-pixel"], engine, band=band)
+        found = steps.score(run, SET, ["retrack", "logo", "similarity-pixel"], engine, band=band)
         before, after = kept[band]["retrack"], found["retrack"]
         assert after.estimand == before.estimand + ", drift subtracted"
         images = reference(run)
@@ -196,26 +196,26 @@ def test_subtracted_scores_are_scores_less_drift(run: Run) -> None:
         assert (after.rank_lo[np.arange(12), top] == 1).all()
         assert (np.abs(after.p_first.sum(axis=1) - 1) < 1e-9).all()
     assert engine.ran == []  # `health` had made all terms
-    assert Scores.read(verbs.scores_path(run, SET, "retrack")).estimand.endswith("drift subtracted")
-    verbs.evaluate(run, SET)
+    assert Scores.read(steps.scores_path(run, SET, "retrack")).estimand.endswith("drift subtracted")
+    steps.evaluate(run, SET)
 
 
 def test_subtraction_asks_for_the_terms_it_needs(run: Run) -> None:
-    verbs.change_scoring(run, drift="subtract")
+    steps.change_scoring(run, drift="subtract")
     with pytest.raises(GudaError, match="no retrack scores of"):
-        verbs.evaluate(run, SET)
+        steps.evaluate(run, SET)
     engine = Inline()
-    verbs.score(run, SET, ["retrack"], engine)
+    steps.score(run, SET, ["retrack"], engine)
     assert [name.split()[1] for name in engine.ran] == [f"{NAME}/{i}" for i in range(4)]
-    verbs.evaluate(run, SET)
+    steps.evaluate(run, SET)
 
 
 def test_what_cannot_be_subtracted(run: Run) -> None:
     with pytest.raises(GudaError, match="give --drift keep"):
-        verbs.variant(run, "top1@0.9", None, "subtract")
-    verbs.change_scoring(run, drift="subtract")
+        steps.variant(run, "top1@0.9", None, "subtract")
+    steps.change_scoring(run, drift="subtract")
     with pytest.raises(GudaError, match="give --drift keep"):
-        verbs.score(run, SET, ["retrack"], Inline(), stop="top1@0.9")
+        steps.score(run, SET, ["retrack"], Inline(), stop="top1@0.9")
     model, data = load_model(run, "base"), load_data(run)
     pictures = guda.Queries.from_arrays(data.images[:2])
     bank = guda.unlearn(model, data, steps=1)
@@ -239,10 +239,10 @@ def test_a_placebo_is_a_random_group_of_the_median_size(run: Run) -> None:
 
 
 def test_placebos_are_unlearned_and_scored_like_groups(run: Run) -> None:
-    plain = verbs.scores_path(run, SET, "retrack").read_bytes()
+    plain = steps.scores_path(run, SET, "retrack").read_bytes()
     engine = Inline()
-    assert verbs.fit(run, ["retrack"], engine, 2) == 2
-    assert verbs.fit(run, ["retrack"], Inline(), 3) == 1  # one more keeps the others
+    assert steps.fit(run, ["retrack"], engine, 2) == 2
+    assert steps.fit(run, ["retrack"], Inline(), 3) == 1  # one more keeps the others
     method = get_method(run, "retrack")
     null = fitted_placebos(method)
     assert null.groups == ("placebo-0", "placebo-1", "placebo-2")
@@ -252,26 +252,26 @@ def test_placebos_are_unlearned_and_scored_like_groups(run: Run) -> None:
     stored = Counterfactual.load(run.path(null.file("placebo-1")))
     assert all(np.array_equal(stored.tensors[k], v) for k, v in direct.tensors.items())
 
-    verbs.score(run, SET, ["retrack"], Inline())
-    assert verbs.scores_path(run, SET, "retrack").read_bytes() == plain
+    steps.score(run, SET, ["retrack"], Inline())
+    assert steps.scores_path(run, SET, "retrack").read_bytes() == plain
     found = Scores.read(run.path("scores", SET, "retrack-placebo.parquet"))
     assert found.groups == null.groups
     close(found.score, by_hand(run, base, bank(run, null), load_queries(run, SET)))
-    assert "retrack-placebo" not in verbs.scored_methods(run, SET)
-    assert "retrack-placebo" not in verbs.fitted_methods(run)
-    verbs.evaluate(run, SET)
+    assert "retrack-placebo" not in steps.scored_methods(run, SET)
+    assert "retrack-placebo" not in steps.fitted_methods(run)
+    steps.evaluate(run, SET)
     again = Inline()
-    verbs.score(run, SET, ["retrack"], again)
+    steps.score(run, SET, ["retrack"], again)
     assert again.ran == []
 
 
 def test_placebos_drift_too(run: Run) -> None:
-    verbs.fit(run, ["retrack"], Inline(), 2)
-    verbs.score(run, SET, ["retrack"], Inline())
-    before = verbs.placebo_null(run, SET, "retrack").scores
-    verbs.change_scoring(run, drift="subtract")
-    verbs.score(run, SET, ["retrack"], Inline())
-    after, images = verbs.placebo_null(run, SET, "retrack").scores, reference(run)
+    steps.fit(run, ["retrack"], Inline(), 2)
+    steps.score(run, SET, ["retrack"], Inline())
+    before = steps.placebo_null(run, SET, "retrack").scores
+    steps.change_scoring(run, drift="subtract")
+    steps.score(run, SET, ["retrack"], Inline())
+    after, images = steps.placebo_null(run, SET, "retrack").scores, reference(run)
     null = fitted_placebos(get_method(run, "retrack"))
     score = by_hand(run, load_model(run, "base"), bank(run, null), images.queries)
     for i in range(2):
@@ -282,14 +282,14 @@ def test_placebos_drift_too(run: Run) -> None:
 
 
 def test_a_placebo_of_an_operator_that_does_nothing_scores_zero(run: Run) -> None:
-    verbs.change_settings(run, ["retrack"], ["lr=1e-300"])  # no weight moves
-    verbs.fit(run, ["retrack"], Inline(), 2)
-    found = verbs.score(run, SET, ["retrack"], Inline())["retrack"]
-    null = verbs.placebo_null(run, SET, "retrack")
+    steps.change_settings(run, ["retrack"], ["lr=1e-300"])  # no weight moves
+    steps.fit(run, ["retrack"], Inline(), 2)
+    found = steps.score(run, SET, ["retrack"], Inline())["retrack"]
+    null = steps.placebo_null(run, SET, "retrack")
     assert (null.scores.score == 0).all()
     assert null.quantile() == 0
     assert not null.clears(found).any()  # its groups are at zero too: nothing stands out
-    assert (np.array(verbs.health(run, ["retrack"], Inline())["retrack"].matrix) == 0).all()
+    assert (np.array(steps.health(run, ["retrack"], Inline())["retrack"].matrix) == 0).all()
 
 
 def test_the_line_is_the_95_percent_quantile_of_all_placebo_scores(run: Run) -> None:
@@ -304,27 +304,27 @@ def test_the_line_is_the_95_percent_quantile_of_all_placebo_scores(run: Run) -> 
 
 
 def test_a_null_of_other_settings_does_not_stay(run: Run) -> None:
-    verbs.fit(run, ["retrack"], Inline(), 1)
-    verbs.score(run, SET, ["retrack"], Inline())
-    assert verbs.placebo_null(run, SET, "retrack").n == 1
-    verbs.change_settings(run, ["retrack"], ["steps=4"])
+    steps.fit(run, ["retrack"], Inline(), 1)
+    steps.score(run, SET, ["retrack"], Inline())
+    assert steps.placebo_null(run, SET, "retrack").n == 1
+    steps.change_settings(run, ["retrack"], ["steps=4"])
     assert fitted_placebos(get_method(run, "retrack")) is None
-    verbs.fit(run, ["retrack"], Inline())
-    verbs.score(run, SET, ["retrack"], Inline())
-    assert verbs.placebo_null(run, SET, "retrack") is None
-    verbs.fit(run, ["retrack"], Inline(), 1)
-    verbs.evaluate(run, SET)  # fitted, not yet scored: the comparison does without
-    assert verbs.placebo_null(run, SET, "retrack") is None
+    steps.fit(run, ["retrack"], Inline())
+    steps.score(run, SET, ["retrack"], Inline())
+    assert steps.placebo_null(run, SET, "retrack") is None
+    steps.fit(run, ["retrack"], Inline(), 1)
+    steps.evaluate(run, SET)  # fitted, not yet scored: the comparison does without
+    assert steps.placebo_null(run, SET, "retrack") is None
 
 
 def test_where_placebos_make_no_sense(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     before = tree(run.root)
     for name in ("similarity-pixel", "logo"):
         with pytest.raises(GudaError, match=f"{name} unlearns nothing"):
-            verbs.fit(run, [name], Inline(), 1)
+            steps.fit(run, [name], Inline(), 1)
     monkeypatch.setattr(OPERATORS["retrack"], "regroupable", False)
     with pytest.raises(GudaError, match="which random images do not share"):
-        verbs.fit(run, ["retrack"], Inline(), 1)
+        steps.fit(run, ["retrack"], Inline(), 1)
     assert tree(run.root) == before
     assert fitted_placebos(Placebos(get_method(run, "retrack"), 1)) is None
 
@@ -332,12 +332,12 @@ def test_where_placebos_make_no_sense(run: Run, monkeypatch: pytest.MonkeyPatch)
 def test_health_of_other_settings_is_not_shown(run: Run) -> None:
     """Also where it is not the method's own settings that changed, but those of what it combines."""
     small = ["steps=2", "batch_forget=8", "batch_retain=8"]
-    verbs.change_settings(run, ["shift"], small)
-    verbs.fit(run, ["hybrid"], Inline())
-    verbs.health(run, ["hybrid", "logo"], Inline())
+    steps.change_settings(run, ["shift"], small)
+    steps.fit(run, ["hybrid"], Inline())
+    steps.health(run, ["hybrid", "logo"], Inline())
     assert read_health(run, get_method(run, "hybrid")) is not None
     assert read_health(run, get_method(run, "logo")) is not None
-    verbs.change_settings(run, ["shift"], ["steps=3"])
-    verbs.change_settings(run, ["logo"], ["seeds=[1]"])
+    steps.change_settings(run, ["shift"], ["steps=3"])
+    steps.change_settings(run, ["logo"], ["seeds=[1]"])
     assert read_health(run, get_method(run, "hybrid")) is None
     assert read_health(run, get_method(run, "logo")) is None

@@ -8,15 +8,15 @@ import pytest
 import torch
 from tinyrun import SET, Inline, copy_run
 
-from guda import verbs
+from guda import steps
 from guda.baselines.curvature import Curvature
 from guda.baselines.features import FeatureConfig, Featuriser
-from guda.diffusion.models import load_data, load_model, model_digest
 from guda.errors import GudaError
 from guda.methods.base import get_method
-from guda.runs.run import Run
+from guda.methods.terms import load_queries
+from guda.run.models import load_data, load_model, model_digest
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
 
 SMALL = ("timesteps=2", "sketch=identity")
 
@@ -28,11 +28,11 @@ def run(tmp_path: Path) -> Run:
 
 def score(run: Run, name: str, *settings: str) -> tuple[np.ndarray, list[str]]:
     """The scores, and the tasks that fitting took."""
-    verbs.change_settings(run, [name], list(settings))
+    steps.change_settings(run, [name], list(settings))
     engine = Inline()
-    verbs.fit(run, [name], engine)
-    verbs.score(run, SET, [name], Inline())
-    return Scores.read(verbs.scores_path(run, SET, name)).score, engine.ran
+    steps.fit(run, [name], engine)
+    steps.score(run, SET, [name], Inline())
+    return Scores.read(steps.scores_path(run, SET, name)).score, engine.ran
 
 
 def by_hand(run: Run, file: str, relative: float) -> np.ndarray:
@@ -89,9 +89,9 @@ def test_another_networks_curvature_is_refused(run: Run) -> None:
 def test_a_missing_library_is_said_before_anything_is_made(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "curvlinops", None)
     engine = Inline()
-    verbs.change_settings(run, ["kfac"], [])
+    steps.change_settings(run, ["kfac"], [])
     with pytest.raises(GudaError, match=r"pip install 'guda\[kfac\]'"):
-        verbs.fit(run, ["kfac"], engine)
+        steps.fit(run, ["kfac"], engine)
     assert not engine.ran
 
 

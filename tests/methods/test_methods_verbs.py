@@ -8,13 +8,13 @@ import pytest
 from constantmethod import Constant
 from tinyrun import GROUPS, SET, Inline, copy_run, digits_folder, finished_root, tiny, tree, write_queries
 
-from guda import verbs
+from guda import steps
 from guda.errors import GudaError, Mismatch
 from guda.evaluation.results import DatasetEntry
 from guda.methods.base import METHODS, get_method, known_methods, method
-from guda.runs.run import Run
+from guda.methods.terms import load_queries
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def scores(run: Run, name: str) -> Scores:
-    return Scores.read(verbs.scores_path(run, SET, name))
+    return Scores.read(steps.scores_path(run, SET, name))
 
 
 # --- the registry ---------------------------------------------------------------------------------
@@ -43,22 +43,22 @@ def test_a_plug_in_goes_all_the_way(run: Run, monkeypatch: pytest.MonkeyPatch) -
         get_method(run, "constant")
     monkeypatch.setitem(METHODS, "constant", None)  # so that it is gone after the test
     assert method("constant")(Constant) is Constant
-    verbs.change_settings(run, ["constant"], ["slope=2.5"])
+    steps.change_settings(run, ["constant"], ["slope=2.5"])
     with pytest.raises(GudaError, match="constant is not fitted"):
-        verbs.score(run, SET, ["constant"], Inline())
-    assert verbs.fit(run, ["constant"], Inline()) == 1
-    assert verbs.fit(run, ["constant"], Inline()) == 0
-    assert "constant" in verbs.fitted_methods(run)
-    found = verbs.score(run, SET, ["constant"], Inline())["constant"]
+        steps.score(run, SET, ["constant"], Inline())
+    assert steps.fit(run, ["constant"], Inline()) == 1
+    assert steps.fit(run, ["constant"], Inline()) == 0
+    assert "constant" in steps.fitted_methods(run)
+    found = steps.score(run, SET, ["constant"], Inline())["constant"]
     assert found["s0-00003"].top(1)[0].group == "0"
     np.testing.assert_array_equal(scores(run, "constant").score, np.tile([0, -2.5, -5], (12, 1)))
     assert scores(run, "constant").stderr is None
-    entry = verbs.evaluate(run, SET)
+    entry = steps.evaluate(run, SET)
     assert entry.methods["constant"].fit_evals == 7.0
     assert "evals_ratio_vs_logo.constant" in entry.figures
-    assert verbs.status(run)["methods"]["constant"] == {"fitted": 1, "of": 1}
+    assert steps.status(run)["methods"]["constant"] == {"fitted": 1, "of": 1}
     with pytest.raises(GudaError, match=r"methods\.constant: slop: .*settings: slope"):
-        verbs.change_settings(run, ["constant"], ["slop=1"])
+        steps.change_settings(run, ["constant"], ["slop=1"])
 
 
 # --- logo -----------------------------------------------------------------------------------------
@@ -79,29 +79,29 @@ def test_the_oracle_is_the_mean_of_its_seeds(run: Run) -> None:
 
 def test_one_more_seed_keeps_the_trained_ones(run: Run) -> None:
     before = tree(run.root)
-    verbs.change_settings(run, ["logo"], ["seeds=[1, 2, 3]"])
+    steps.change_settings(run, ["logo"], ["seeds=[1, 2, 3]"])
     assert not get_method(run, "logo").fitted()
     with pytest.raises(GudaError, match="logo is not fitted"):
-        verbs.score(run, SET, ["logo"], Inline())
+        steps.score(run, SET, ["logo"], Inline())
     engine = Inline()
-    verbs.fit(run, ["logo"], engine)
+    steps.fit(run, ["logo"], engine)
     assert engine.ran == ["train full-s3", *(f"train logo-s3 without {g}" for g in GROUPS)]
-    verbs.score(run, SET, ["logo"], Inline())
+    steps.score(run, SET, ["logo"], Inline())
     after = tree(run.root)
     old = [k for k in before if k.startswith(("artifacts/logo", "models/full-s", "terms/")) and before[k][1]]
     assert {k: after[k] for k in old} == {k: before[k] for k in old}
-    assert verbs.evaluate(run, SET).seeds == [1, 2, 3]
-    verbs.change_settings(run, ["logo"], ["seeds=[2]"])
+    assert steps.evaluate(run, SET).seeds == [1, 2, 3]
+    steps.change_settings(run, ["logo"], ["seeds=[2]"])
     engine = Inline()
-    verbs.score(run, SET, ["logo"], engine)
+    steps.score(run, SET, ["logo"], engine)
     assert engine.ran == []
 
 
 def test_logo_against_the_runs_own_model_needs_no_new_training_or_terms(run: Run) -> None:
     own = scores(run, "logo").score
-    verbs.change_settings(run, ["logo"], ["own_full=false"])
+    steps.change_settings(run, ["logo"], ["own_full=false"])
     engine = Inline()
-    verbs.score(run, SET, ["logo"], engine)
+    steps.score(run, SET, ["logo"], engine)
     assert engine.ran == []
     other = scores(run, "logo").score
     shift = other - own  # ELBO(base) - ELBO(full of the seed): one number per picture, the ranking is unchanged
@@ -111,7 +111,7 @@ def test_logo_against_the_runs_own_model_needs_no_new_training_or_terms(run: Run
 
 def test_logo_settings_that_change_training_change_the_name(run: Run) -> None:
     coupled = get_method(run, "logo").folder
-    verbs.change_settings(run, ["logo"], ["coupled=false"])
+    steps.change_settings(run, ["logo"], ["coupled=false"])
     assert get_method(run, "logo").folder != coupled
 
 
@@ -120,19 +120,19 @@ def test_without_a_training_section_there_is_no_oracle(tmp_path: Path, run: Run)
 
     recipe = tiny(digits_folder(), model={"path": str(unet_folder()), "scheduler": None}, training=None,
                   methods={"logo": {}})  # fmt: skip
-    own = verbs.init(tmp_path / "own", recipe)
+    own = steps.init(tmp_path / "own", recipe)
     with pytest.raises(GudaError, match="no `training` section"):
-        verbs.fit(own, ["logo"], Inline())
-    assert verbs.fitted_methods(own) == []
+        steps.fit(own, ["logo"], Inline())
+    assert steps.fitted_methods(own) == []
     with pytest.raises(GudaError, match="nothing to train"):
-        verbs.train(own, Inline())
+        steps.train(own, Inline())
 
 
 # --- evaluation -----------------------------------------------------------------------------------
 
 
 def test_evaluation_is_one_entry_of_the_results_schema(run: Run) -> None:
-    entry = verbs.evaluate(run, SET)
+    entry = steps.evaluate(run, SET)
     text = run.path("evaluation.json").read_text()
     assert run.path("scores", SET, "evaluation.json").read_text() == text
     value = json.loads(text)
@@ -156,8 +156,8 @@ def test_evaluation_is_one_entry_of_the_results_schema(run: Run) -> None:
 
 
 def test_one_retraining_has_no_ceiling(run: Run) -> None:
-    verbs.change_settings(run, ["logo"], ["seeds=[1]"])
-    entry = verbs.evaluate(run, SET)
+    steps.change_settings(run, ["logo"], ["seeds=[1]"])
+    entry = steps.evaluate(run, SET)
     assert entry.ceiling is None
     assert json.loads(run.path("evaluation.json").read_text())["ceiling"] is None
     assert entry.seeds == [1]
@@ -172,10 +172,10 @@ def test_what_cannot_be_compared_is_refused(run: Run) -> None:
     ):
         run.update(tiny(digits_folder(), evaluation=changes))
         with pytest.raises(GudaError, match=message):
-            verbs.evaluate(run, SET)
+            steps.evaluate(run, SET)
     assert run.path("evaluation.json").read_bytes() == before
     run.update(tiny(digits_folder(), evaluation={"reference": "similarity-pixel"}))
-    entry = verbs.evaluate(run, SET)
+    entry = steps.evaluate(run, SET)
     assert entry.reference == "similarity-pixel"
     assert entry.methods["retrack"].difference
 
@@ -185,22 +185,22 @@ def test_what_cannot_be_compared_is_refused(run: Run) -> None:
 
 def test_a_folder_becomes_a_set_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_queries(tmp_path / "my pictures")
-    assert verbs.choose_or_add_queries(run, str(folder)) == "my_pictures"
+    assert steps.choose_or_add_queries(run, str(folder)) == "my_pictures"
     before = tree(run.root)
-    assert verbs.choose_or_add_queries(run, str(folder)) == "my_pictures"
-    assert verbs.choose_or_add_queries(run, "my_pictures") == "my_pictures"
+    assert steps.choose_or_add_queries(run, str(folder)) == "my_pictures"
+    assert steps.choose_or_add_queries(run, "my_pictures") == "my_pictures"
     assert tree(run.root) == before
     assert load_queries(run, "my_pictures").ids == tuple(f"q{i:02d}" for i in range(6))
     (folder / "q00.png").unlink()
     for name in (str(folder), f"{folder}/"):
         with pytest.raises(Mismatch, match=r"other pictures: found .*--name"):
-            verbs.choose_or_add_queries(run, name)
-    assert verbs.choose_or_add_queries(run, str(folder), "second") == "second"
+            steps.choose_or_add_queries(run, name)
+    assert steps.choose_or_add_queries(run, str(folder), "second") == "second"
     # a folder in the working directory with the name of a set is the folder, not silently the older set
     folder.rename(tmp_path / "my_pictures")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mismatch, match="other pictures"):
-        verbs.choose_or_add_queries(run, "my_pictures")
+        steps.choose_or_add_queries(run, "my_pictures")
 
 
 def test_query_set_names_stay_inside_the_run(run: Run, tmp_path: Path) -> None:
@@ -208,30 +208,30 @@ def test_query_set_names_stay_inside_the_run(run: Run, tmp_path: Path) -> None:
     before = tree(tmp_path)
     for name in ("../x", "a/b", "", ".hidden", "a b"):
         with pytest.raises(GudaError, match="--name"):
-            verbs.add_queries(run, folder, name)
+            steps.add_queries(run, folder, name)
     with pytest.raises(GudaError, match="--name names a new query set"):
-        verbs.choose_or_add_queries(run, SET, "other")
+        steps.choose_or_add_queries(run, SET, "other")
     assert tree(tmp_path) == before
 
 
 def test_which_set_is_meant(run: Run, tmp_path: Path) -> None:
-    assert verbs.choose_queries(run) == SET
-    verbs.add_queries(run, write_queries(tmp_path / "q"))
-    assert verbs.choose_queries(run) == SET  # the recipe's own
-    assert verbs.choose_queries(run, "q") == "q"
+    assert steps.choose_queries(run) == SET
+    steps.add_queries(run, write_queries(tmp_path / "q"))
+    assert steps.choose_queries(run) == SET  # the recipe's own
+    assert steps.choose_queries(run, "q") == "q"
     with pytest.raises(GudaError, match=f"no query set 'p' .* sets: q, {SET}"):
-        verbs.choose_queries(run, "p")
-    verbs.change_queries(run, 5, 9)
+        steps.choose_queries(run, "p")
+    steps.change_queries(run, 5, 9)
     with pytest.raises(GudaError, match="several query sets; choose one"):
-        verbs.choose_queries(run)
-    assert verbs.sample(run, Inline()) == "samples-s9-n5-t4"
-    assert verbs.choose_queries(run) == "samples-s9-n5-t4"
+        steps.choose_queries(run)
+    assert steps.sample(run, Inline()) == "samples-s9-n5-t4"
+    assert steps.choose_queries(run) == "samples-s9-n5-t4"
 
 
 def test_more_samples_keep_those_drawn(run: Run) -> None:
-    verbs.change_queries(run, 20, None)
+    steps.change_queries(run, 20, None)
     engine = Inline()
-    name = verbs.sample(run, engine)
+    name = steps.sample(run, engine)
     assert engine.ran == []  # a block holds 64
     old, new = load_queries(run, SET), load_queries(run, name)
     assert new.ids[:12] == old.ids
@@ -253,19 +253,19 @@ def test_more_samples_keep_those_drawn(run: Run) -> None:
 def test_bad_settings_change_nothing(run: Run, methods: list[str], settings: list[str], message: str) -> None:
     before = tree(run.root)
     with pytest.raises(GudaError, match=message):
-        verbs.change_settings(run, methods, settings)
+        steps.change_settings(run, methods, settings)
     assert tree(run.root) == before
 
 
 def test_settings_add_up(run: Run) -> None:
-    verbs.change_settings(run, ["retrack"], ["steps=7"])
-    verbs.change_settings(run, ["retrack"], ["lr=1e-4"])
+    steps.change_settings(run, ["retrack"], ["steps=7"])
+    steps.change_settings(run, ["retrack"], ["lr=1e-4"])
     config = get_method(Run.open(run.root), "retrack").config
     assert (config.steps, config.lr, config.batch_forget) == (7, 1e-4, 8)
 
 
 def test_status_says_what_there_is() -> None:
-    value = verbs.status(Run.open(finished_root()))
+    value = steps.status(Run.open(finished_root()))
     json.dumps(value, allow_nan=False)
     assert value["groups"] == dict.fromkeys(GROUPS, 16)
     assert value["model"] == {"name": "full-s0", "ready": True}

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from tinyrun import GROUPS, SET, Inline, copy_run, exact
 
-from guda import verbs
+from guda import steps
 from guda.baselines.nda import Noised, posterior_mass
 from guda.baselines.similarity import exemplars
 from guda.data.pixels import to_float
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data, run_schedule
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
+from guda.files import read_json, read_tensors
 from guda.methods.base import get_method
 from guda.methods.nda import Nda, NdaConfig, query_mass
-from guda.runs.run import Run
-from guda.runs.store import read_json, read_tensors
+from guda.methods.terms import load_queries
+from guda.run.models import load_data, run_schedule
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
-from guda.verbs.ablate import Ablation, Axis
+from guda.steps.ablate import Ablation, Axis
 
 BY_HAND = {"sum": np.sum, "mean": np.mean, "max": np.max, "median": np.median, "top3": lambda m: sorted(m)[-3:]}
 
@@ -31,10 +31,10 @@ def run(tmp_path: Path) -> Run:
 
 
 def score(run: Run, *settings: str, queries: str = SET) -> Scores:
-    verbs.change_settings(run, ["nda"], list(settings))
-    verbs.fit(run, ["nda"], Inline())
-    verbs.score(run, queries, ["nda"], Inline())
-    return Scores.read(verbs.scores_path(run, queries, "nda"))
+    steps.change_settings(run, ["nda"], list(settings))
+    steps.fit(run, ["nda"], Inline())
+    steps.score(run, queries, ["nda"], Inline())
+    return Scores.read(steps.scores_path(run, queries, "nda"))
 
 
 @pytest.mark.parametrize("how", BY_HAND)
@@ -58,7 +58,7 @@ def test_scores_by_hand(run: Run, how: str) -> None:
 
 def test_a_training_image_belongs_to_its_group(run: Run, tmp_path: Path) -> None:
     data = load_data(run)
-    verbs.add_queries(run, _images(tmp_path / "known", data.images[::5]), "known")
+    steps.add_queries(run, _images(tmp_path / "known", data.images[::5]), "known")
     found = score(run, "t=0.02", "positions=20", queries="known")
     assert found.score.argmax(axis=1).tolist() == data.groups.labels[::5].tolist()
     far = score(run, "t=1", queries="known").score
@@ -79,11 +79,11 @@ def test_shards_order_and_kills_leave_the_same_bytes(run: Run, tmp_path: Path) -
     whole = read_masses(run)
     assert len(list(run.path(get_method(run, "nda").folder).glob("*.safetensors"))) == 3  # shards of 5 queries
     other = copy_run(tmp_path / "other")
-    verbs.change_settings(other, ["nda"], ["t=[0.1,0.4]"])
-    verbs.fit(other, ["nda"], Inline())
+    steps.change_settings(other, ["nda"], ["t=[0.1,0.4]"])
+    steps.fit(other, ["nda"], Inline())
     with pytest.raises(KeyboardInterrupt):
-        verbs.score(other, SET, ["nda"], Inline(stop_after=1))
-    verbs.score(other, SET, ["nda"], lambda r, tasks, title: Inline()(r, tasks[::-1], title))
+        steps.score(other, SET, ["nda"], Inline(stop_after=1))
+    steps.score(other, SET, ["nda"], lambda r, tasks, title: Inline()(r, tasks[::-1], title))
     assert {k: v for k, v in exact(run.root).items() if "nda" in k} == {
         k: v for k, v in exact(other.root).items() if "nda" in k
     }
@@ -109,8 +109,8 @@ def test_how_much_is_held_does_not_matter(run: Run, monkeypatch: pytest.MonkeyPa
 def test_groups_are_made_of_masses_that_exist_and_few_images_may_stand_for_one(run: Run) -> None:
     score(run, "patch=3")
     idle = Inline()
-    verbs.change_settings(run, ["nda"], ["aggregate=max"])
-    verbs.score(run, SET, ["nda"], idle)
+    steps.change_settings(run, ["nda"], ["aggregate=max"])
+    steps.score(run, SET, ["nda"], idle)
     assert idle.ran == []
     found = score(run, "aggregate=sum", "per_group=4")
     assert read_masses(run).shape == (12, 12)
@@ -123,14 +123,14 @@ def test_groups_are_made_of_masses_that_exist_and_few_images_may_stand_for_one(r
 
 
 def test_it_is_not_scored_unasked_and_can_be_swept(run: Run) -> None:
-    assert "nda" not in verbs.fitted_methods(run)
+    assert "nda" not in steps.fitted_methods(run)
     score(run, "t=[0.1,1]", "patch=1", "per_group=2")
-    assert "nda" in verbs.fitted_methods(run)
+    assert "nda" in steps.fitted_methods(run)
     choice = read_json(run.path(get_method(run, "nda").fit()[0].makes[0]))
     assert choice["steps"] == [10, 99]
     assert len(choice["images"]) == 6
     sweep = Ablation(name="nda", method="nda", base={}, axes=(Axis(axis="patch", values=[3, 5, "whole"]),))
-    table = verbs.ablate(run, sweep, Inline())
+    table = steps.ablate(run, sweep, Inline())
     assert {row.settings["patch"] for row in table.rows} == {3, 5, "whole"}
     assert len({row.metrics["spearman"].mean for row in table.rows}) == 3
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from tinyrun import GROUPS, SET, Inline, copy_run
 
-from guda import verbs
+from guda import steps
 from guda.baselines.similarity import exemplars, group_means, pixels
-from guda.diffusion.models import load_data
 from guda.errors import GudaError
+from guda.files import digest
 from guda.methods import similarity
 from guda.methods.base import get_method, known_methods
-from guda.runs.run import Run
-from guda.runs.store import digest
+from guda.methods.terms import load_queries
+from guda.run.models import load_data
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
-from guda.verbs.ablate import Ablation
+from guda.steps.ablate import Ablation
 
 MATRIX = np.random.default_rng(3).normal(size=(64, 5))
 
@@ -52,10 +52,10 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def score(run: Run, name: str, *settings: str) -> np.ndarray:
-    verbs.change_settings(run, [name], list(settings))
-    verbs.fit(run, [name], Inline())
-    verbs.score(run, SET, [name], Inline())
-    return Scores.read(verbs.scores_path(run, SET, name)).score
+    steps.change_settings(run, [name], list(settings))
+    steps.fit(run, [name], Inline())
+    steps.score(run, SET, [name], Inline())
+    return Scores.read(steps.scores_path(run, SET, name)).score
 
 
 def test_the_ids_and_that_clipa_is_clip_by_default(run: Run) -> None:
@@ -73,7 +73,7 @@ def test_the_ids_and_that_clipa_is_clip_by_default(run: Run) -> None:
 def test_pixel_means_keep_their_name(run: Run) -> None:
     found = get_method(run, "similarity-pixel")
     assert found.artifact() == f"artifacts/similarity-pixel-{digest({}, 8)}"
-    verbs.change_settings(run, ["similarity-pixel"], ["rule=cosines"])
+    steps.change_settings(run, ["similarity-pixel"], ["rule=cosines"])
     assert get_method(run, "similarity-pixel").artifact() != found.artifact()
 
 
@@ -127,7 +127,7 @@ def test_rules_over_single_images_share_one_embedding(run: Run, network: list[in
 
 
 def test_names_of_means_that_exist_in_runs(run: Run) -> None:
-    verbs.change_settings(run, ["clipa"], ["rule=cosines", "per_group=4"])
+    steps.change_settings(run, ["clipa"], ["rule=cosines", "per_group=4"])
     model = get_method(run, "clipa").config.model
     said = {"rule": "cosines", "per_group": 4, "model": model}
     assert get_method(run, "clipa").fit()[0].makes == (f"artifacts/clipa-{digest(said, 8)}/means.safetensors",)
@@ -136,14 +136,14 @@ def test_names_of_means_that_exist_in_runs(run: Run) -> None:
 def test_an_unknown_rule_is_refused_in_one_line(run: Run) -> None:
     for rule in ("nearest", "top0", "top", "tops"):
         with pytest.raises(GudaError, match=r"similarity-pixel.*rule: ") as e:
-            verbs.change_settings(run, ["similarity-pixel"], [f"rule={rule}"])
+            steps.change_settings(run, ["similarity-pixel"], [f"rule={rule}"])
         assert "\n" not in str(e.value)
 
 
 def test_rules_can_be_swept(run: Run) -> None:
     rules = ["mean", "max", "top2", "cosines"]
     sweep = Ablation.model_validate({"name": "rules", "method": "similarity-pixel", "axis": "rule", "values": rules})
-    table = verbs.ablate(run, sweep, Inline())
+    table = steps.ablate(run, sweep, Inline())
     assert [row.settings["rule"] for row in table.rows] == rules
     assert (run.root / "recipe.yaml").read_text().count("top2") == 0
 
@@ -159,12 +159,12 @@ def test_queries_are_embedded_once(run: Run, network: list[int]) -> None:
 def test_an_encoder_that_changed_since_is_refused(
     run: Run, network: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verbs.change_settings(run, ["clipa"], [])
-    verbs.fit(run, ["clipa"], Inline())
+    steps.change_settings(run, ["clipa"], [])
+    steps.fit(run, ["clipa"], Inline())
     load = similarity.transformer
     monkeypatch.setattr(similarity, "transformer", lambda name, only_clip=False: load("other"))
     with pytest.raises(GudaError, match="encoder of clipa is not the one its group means were made with; delete"):
-        verbs.score(run, SET, ["clipa"], Inline())
+        steps.score(run, SET, ["clipa"], Inline())
 
 
 def test_few_images_of_a_group_depend_on_its_name_alone(run: Run) -> None:

@@ -9,23 +9,23 @@ import textrun
 import torch
 from tinyrun import SET, Inline, copy_run, exact
 
-from guda import verbs
+from guda import steps
 from guda.baselines.features import grid
 from guda.baselines.fisher import fisher_pass, inverse, mean_of
 from guda.baselines.gradients import Gradients
 from guda.baselines.similarity import exemplars
 from guda.baselines.synthesized import Ascent, Query, Samples, losses, unlearn_query
-from guda.diffusion.models import load_data, load_model
-from guda.engine.tasks import Task
 from guda.errors import GudaError, NotFinite
+from guda.files import read_tensors
 from guda.methods import synthesized, synthesized_work
 from guda.methods.base import get_method, known_methods
-from guda.runs.run import Run
-from guda.runs.store import read_tensors
+from guda.methods.terms import load_queries
+from guda.run.models import load_data, load_model
+from guda.run.run import Run
+from guda.run.task import Task
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
-from guda.verbs.space import default_space
-from guda.verbs.trial import Trials
+from guda.steps.search_space import default_space
+from guda.steps.setting_trial import Trials
 
 
 def timesteps(T: int, n: int) -> torch.Tensor:
@@ -43,10 +43,10 @@ def run(tmp_path: Path) -> Run:
 
 def score(run: Run, *settings: str, engine: Inline | None = None, queries: str = SET) -> np.ndarray:
     engine = engine or Inline()
-    verbs.change_settings(run, [ID], list(settings))
-    verbs.fit(run, [ID], engine)
-    verbs.score(run, queries, [ID], engine)
-    return Scores.read(verbs.scores_path(run, queries, ID)).score
+    steps.change_settings(run, [ID], list(settings))
+    steps.fit(run, [ID], engine)
+    steps.score(run, queries, [ID], engine)
+    return Scores.read(steps.scores_path(run, queries, ID)).score
 
 
 def test_it_says_what_it_is(run: Run) -> None:
@@ -129,7 +129,7 @@ def test_first_order_is_the_limit_of_small_steps(run: Run) -> None:
 def test_neither_resuming_nor_order_nor_shards_change_a_bit(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    verbs.change_settings(run, [ID], [*SMALL, f"order={order}"])
+    steps.change_settings(run, [ID], [*SMALL, f"order={order}"])
     twin = Run.open(shutil.copytree(run.root, tmp_path / "twin"))
     monkeypatch.setattr(synthesized, "SHARD", 5)
     monkeypatch.setattr(synthesized_work, "SHARD", 5)
@@ -143,11 +143,11 @@ def test_neither_resuming_nor_order_nor_shards_change_a_bit(
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            verbs.fit(twin, [ID], Inline(stop_after=1))
-    verbs.fit(twin, [ID], Backwards())
+            steps.fit(twin, [ID], Inline(stop_after=1))
+    steps.fit(twin, [ID], Backwards())
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            verbs.score(twin, SET, [ID], Inline(stop_after=1))
+            steps.score(twin, SET, [ID], Inline(stop_after=1))
     score(twin, engine=Backwards())
     assert exact(run.root) == exact(twin.root)
     for size in (1, 12):
@@ -185,7 +185,7 @@ def test_settings_can_be_tried(run: Run) -> None:
 
 def test_its_time_is_found_and_its_steps_are_no_training(run: Run) -> None:
     score(run, *SMALL)
-    entry = verbs.evaluate(run, SET)
+    entry = steps.evaluate(run, SET)
     assert entry.methods[ID].score_seconds > 0
     assert f"evals_ratio_vs_logo.{ID}" in entry.figures
     assert f"steps_ratio_vs_logo.{ID}" not in entry.figures
@@ -193,16 +193,16 @@ def test_its_time_is_found_and_its_steps_are_no_training(run: Run) -> None:
 
 
 def test_costs(run: Run) -> None:
-    verbs.change_settings(run, [ID], [*SMALL])
+    steps.change_settings(run, [ID], [*SMALL])
     found = get_method(run, ID)
     once = 9 * 5  # images x timesteps
     assert found.fit_evals() == (3 * 48 * 2 + once) / 3
     assert found.score_evals() == 3 * 6 * 5 + 3 * once
-    rows = {r["what"]: r for r in verbs.plan(run, [ID], 12)["rows"]}
+    rows = {r["what"]: r for r in steps.plan(run, [ID], 12)["rows"]}
     assert rows[f"fit {ID}"]["evals"] == 3 * 48 * 2 + once
     assert rows[f"fit {ID}"]["disk"] == 2 * 8 * load_model(run, "base").n_parameters()
     assert rows[f"score 12 queries by {ID}"]["evals"] == 12 * found.score_evals()
-    verbs.change_settings(run, [ID], ["order=first", "flips=true", "fisher_images=10"])
+    steps.change_settings(run, [ID], ["order=first", "flips=true", "fisher_images=10"])
     found = get_method(run, ID)
     assert found.fit_evals() == (3 * 10 * 2 + 2 * once) / 3
     assert found.score_evals() == 3 * 6 * 5 + 3 * 2 * once / 16
@@ -237,7 +237,7 @@ def text(tmp_path: Path) -> Run:
     """A given pipeline and pictures of ours: nothing to train, nothing to sample."""
     model = {"path": str(textrun.sd_folder()), "start": None}
     run = textrun.start(tmp_path / "text", textrun.tiny_text(model=model, training=None))
-    verbs.add_queries(run, textrun.write_prompted(tmp_path / "mine"))
+    steps.add_queries(run, textrun.write_prompted(tmp_path / "mine"))
     return run
 
 
@@ -266,8 +266,8 @@ def test_text_to_image_moves_keys_and_values_only(text: Run, monkeypatch: pytest
 def test_the_prompt_of_a_query_counts(text: Run) -> None:
     """The same picture told something else is unlearned elsewhere."""
     few = ["steps=1", "checkpoints=[]", "scale=length", "per_group=1", "levels=2", "fisher_passes=1", "fisher_images=4"]
-    verbs.change_settings(text, [ID], few)
-    verbs.fit(text, [ID], Inline())
+    steps.change_settings(text, [ID], few)
+    steps.fit(text, [ID], Inline())
     work = synthesized_work._Work(text, get_method(text, ID).config.model_dump(mode="json"))
     x = work.model.encode(load_queries(text, "mine").images[:1])[0]
     ascent = work.ascent()

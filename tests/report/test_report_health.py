@@ -7,11 +7,11 @@ import pytest
 from test_report_page import EVIL, SET, Page, add_scores, embedded, evaluate, make_run
 
 from guda.errors import GudaError
+from guda.files import write_json
 from guda.methods.base import get_method
 from guda.methods.health import NOTE, SIGN, BandDrift, DriftFigure, Health, health_path, leakage
 from guda.report.page import render
-from guda.runs.run import Run
-from guda.runs.store import write_json
+from guda.run.run import Run
 from guda.scoring.drift import measure
 from guda.scoring.scores import Scores
 

@@ -14,13 +14,13 @@ from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.ceiling import compare
 from guda.evaluation.results import dataset_entry
+from guda.files import write_json
 from guda.report.cards import MethodView, Scale
 from guda.report.numbers import decimals, interval, percent, signed
 from guda.report.page import render, write_report
 from guda.report.thumbnails import Symbols, data_uri, side_for
-from guda.runs.recipe import Recipe
-from guda.runs.run import Run
-from guda.runs.store import write_json
+from guda.run.recipe import Recipe
+from guda.run.run import Run
 from guda.scoring.scores import Scores
 
 EVIL = "<script>alert(1)</script>"
@@ -156,7 +156,7 @@ def test_one_retraining_gives_no_ceiling(run):
 def test_evaluation_table_is_the_one_of_the_terminal(run):
     from guda.evaluation.results import DatasetEntry
     from guda.evaluation.tables import rows
-    from guda.runs.store import read_json
+    from guda.files import read_json
 
     evaluate(run)
     text = Page(render(run, SET)).text

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 from tinyrun import GROUPS, Inline, copy_run
 from tinyrun import SET as TINY
 
-from guda import verbs
+from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.calibration import clopper_pearson
 from guda.report.cards import MethodView
@@ -108,7 +108,7 @@ def test_drawings_are_paid_once_and_follow_the_first_group(tmp_path):
     plain = write_report(run, TINY).read_text()
     assert 'id="drawings"' not in plain
     engine = Inline()
-    draw_missing(run, verbs.scored_methods(run, TINY), engine)
+    draw_missing(run, steps.scored_methods(run, TINY), engine)
     assert len(engine.ran) == 2 * (1 + len(GROUPS))  # retrack and logo; similarity draws nothing
     assert not [t for t in drawing_tasks(run, ["retrack", "logo"]) if not t.done(run)]
     html = write_report(run, TINY).read_text()
@@ -137,7 +137,7 @@ def test_cost_of_a_real_run_is_told_per_method(tmp_path):
     run = copy_run(tmp_path / "run")
     text = Page(render(run, TINY)).text
     section = text.split("What it cost")[1].split("What this cannot tell")[0]
-    for method in verbs.scored_methods(run, TINY):
+    for method in steps.scored_methods(run, TINY):
         assert method in section
     assert "not recorded" not in section
     assert "training the full model" in section
@@ -175,7 +175,7 @@ def test_other_sets_and_races_have_pages_of_their_own(tmp_path):
     assert report_path(run, TINY) == run.path("report.html")
     assert report_path(run, "mine") == run.path("report-mine.html")
     assert report_path(run, TINY, "top1@0.95") == run.path(f"report-{TINY}-top1@0.95.html")
-    verbs.score(run, TINY, ["retrack"], Inline(), stop="top1@0.9,budget=200")
+    steps.score(run, TINY, ["retrack"], Inline(), stop="top1@0.9,budget=200")
     with pytest.raises(GudaError, match=r"by top1@0\.95 in .* --stop top1@0\.95"):
         render(run, TINY, "top1@0.95")
     html = render(run, TINY, "top1@0.9,budget=200")

@@ -12,12 +12,12 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 from tinyrun import GROUPS, Inline, copy_run
 
-from guda.diffusion.ddim import ddim, initial_noise
-from guda.diffusion.models import load_model
+from guda.diffusion.sampling import ddim, initial_noise
 from guda.errors import GudaError, Mismatch
+from guda.files import read_tensors, write_tensors
+from guda.methods.terms import load_counterfactual
 from guda.report.same_noise import SameNoise, columns, models, read, same_noise, same_noise_tasks
-from guda.runs.store import read_tensors, write_tensors
-from guda.scoring.terms import load_counterfactual
+from guda.run.models import load_model
 
 CONFIG = SameNoise(n=3, steps=5)
 
@@ -72,9 +72,9 @@ def test_pictures_of_another_model_are_refused(tmp_path: Path) -> None:
 
 def test_a_rule_draws_too(tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
-    from guda import verbs
+    from guda import steps
 
-    verbs.fit(run, ["posterior"], Inline())
+    steps.fit(run, ["posterior"], Inline())
     small = SameNoise(n=2, steps=4, groups=("1",))
     Inline()(run, same_noise_tasks(run, "posterior", small), "draw")
     full, ruled = (read(run, ref, small) for _, ref in models(run, "posterior", small))

@@ -6,8 +6,7 @@ from scipy import stats
 
 from guda.errors import GudaError
 from guda.scoring.drift import measure
-from guda.scoring.estimate import difference, stack_estimates
-from guda.scoring.ranks import moments, rank_columns
+from guda.scoring.estimate import difference, moments, rank_columns, stack_estimates
 
 RNG = np.random.default_rng(0)
 GROUP = np.repeat([0, 1, 2], [4, 6, 5])

@@ -16,9 +16,9 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.schedule import PREDICTIONS, Schedule
 from guda.errors import GudaError
-from guda.scoring.elbo import Draws, kl, make_draws, squared_errors
 from guda.scoring.estimate import difference
 from guda.scoring.plan import Plan, paper_grid, stratified
+from guda.scoring.terms import Draws, kl, make_draws, squared_errors
 
 SHAPE = (1, 2, 2)
 D = 4

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from test_elbo_terms import SHAPE, contributions, expected_errors, gaussian
 
+from guda.config import ScoringConfig
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.noise import KeyedNoise
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
-from guda.runs.recipe import ScoringConfig
-from guda.scoring.elbo import make_draws, squared_errors
 from guda.scoring.pilot import DEFENSIVE
 from guda.scoring.pilot import density as pilot_density
 from guda.scoring.plan import Plan, importance, make_plan, paper_grid, prior_density, stratified, uniform
+from guda.scoring.terms import make_draws, squared_errors
 
 SMALL = Schedule.from_scheduler(make_scheduler("squaredcos_cap_v2:60"))
 densities = arrays(np.float64, SMALL.t_max, elements=st.floats(1e-6, 1e6))

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from guda.scoring.estimate import difference
-from guda.scoring.ranks import CONTENDERS, Moments, moments, rank_columns
+from guda.scoring.estimate import CONTENDERS, Moments, difference, moments, rank_columns
 
 
 def correlated(rng: np.random.Generator, n: int, rounds: int, groups: int, strata: int) -> np.ndarray:

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guda.config import ScoringConfig
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.noise import KeyedNoise
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
-from guda.runs.recipe import ScoringConfig
 from guda.scoring.plan import Plan, make_plan, paper_grid, stratified
 
 SCHEDULES = {

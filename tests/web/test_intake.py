@@ -10,10 +10,10 @@ from PIL import Image
 from tinyrun import copy_run
 from uploads import grey, png_header
 
-from guda import verbs
+from guda import steps
 from guda.data.queries import Queries
-from guda.runs.run import UPLOAD
-from guda.web.intake import LONGEST_PROMPT, MB, Limits, Refused, keep_upload, read_prompt, read_upload
+from guda.run.run import UPLOAD
+from guda.web.uploads import LONGEST_PROMPT, MB, Limits, Refused, keep_upload, read_prompt, read_upload
 
 LIMITS = Limits.model_validate({})
 SHAPE = (1, 8, 8)
@@ -48,7 +48,7 @@ def test_another_size_is_scaled_and_said(tmp_path: Path) -> None:
 
 
 def test_a_bomb_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("guda.web.intake.read_image", lambda *a: pytest.fail("it was decoded"))
+    monkeypatch.setattr("guda.web.uploads.read_image", lambda *a: pytest.fail("it was decoded"))
     bomb = tmp_path / "bomb.png"
     bomb.write_bytes(png_header(10_000, 10_000))
     assert bomb.stat().st_size < 200
@@ -123,9 +123,9 @@ def test_names_are_made_of_content(tmp_path: Path) -> None:
 def test_uploads_do_not_change_which_queries_are_meant(tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
     run.update(run.recipe.model_copy(update={"queries": run.recipe.queries.model_copy(update={"seed": 9})}))
-    before = verbs.choose_queries(run)  # the only set there is
+    before = steps.choose_queries(run)  # the only set there is
     upload = run.path("queries", f"{UPLOAD}0123456789ab")
     Queries(("x",), np.zeros((1, 1, 8, 8), np.uint8), None, upload.name).save(upload)
     assert upload.name in run.query_sets()
-    assert verbs.choose_queries(run) == before
-    assert verbs.choose_queries(run, upload.name) == upload.name
+    assert steps.choose_queries(run) == before
+    assert steps.choose_queries(run, upload.name) == upload.name

@@ -14,19 +14,20 @@ import pytest
 from tinyrun import SET, Inline, copy_run
 from uploads import grey
 
-from guda import verbs
+from guda import steps
 from guda.errors import GudaError
 from guda.methods.placebo import SUFFIX
 from guda.report.page import PLACEBO_SAYS
-from guda.runs.run import Run
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.web import answer, look
+from guda.web import answer
+from guda.web import tables as look
 from guda.web.batch import submit
-from guda.web.intake import Full, Limits, Refused
 from guda.web.job import Job
+from guda.web.results import find, open_result, results
 from guda.web.service import Service
 from guda.web.snapshot import one_picture, to_csv, to_json
-from guda.web.stored import find, open_result, results
+from guda.web.uploads import Full, Limits, Refused
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,9 @@ def test_ends_at_the_bytes_of_the_command_line(service: Service, tmp_path: Path)
     folder = tmp_path / "pictures"
     folder.mkdir()
     (tmp_path / "a.png").rename(folder / f"{name}.png")
-    assert verbs.add_queries(other, folder, name) == name
-    verbs.score(other, name, ["retrack"], Inline(), stop="top1@0.95")
-    ours, theirs = (verbs.scores_path(r, name, "retrack", "top1@0.95") for r in (service.run, other))
+    assert steps.add_queries(other, folder, name) == name
+    steps.score(other, name, ["retrack"], Inline(), stop="top1@0.95")
+    ours, theirs = (steps.scores_path(r, name, "retrack", "top1@0.95") for r in (service.run, other))
     assert ours.read_bytes() == theirs.read_bytes()
     assert [s.final for s in shots] == [False] * (len(shots) - 1) + [True]
     np.testing.assert_array_equal(shots[-1].scores.score, Scores.read(ours).score)
@@ -170,7 +171,7 @@ def test_runs_that_cannot_be_served(tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
     with pytest.raises(GudaError, match="oracle"):
         Service(run.root, "logo")
-    verbs.change_scoring(run, drift="subtract")
+    steps.change_scoring(run, drift="subtract")
     with pytest.raises(GudaError, match="--drift keep"):
         Service(run.root)
     for path in run.path("artifacts").glob("retrack-*/*"):
@@ -180,7 +181,7 @@ def test_runs_that_cannot_be_served(tmp_path: Path) -> None:
 
 
 def test_a_full_score_opens_picture_by_picture(service: Service) -> None:
-    whole = Scores.read(verbs.scores_path(service.run, SET, "retrack"))
+    whole = Scores.read(steps.scores_path(service.run, SET, "retrack"))
     third = whole.queries[2]
     shot = open_result(service, SET, "retrack", "full", third)
     assert shot.picture == third
@@ -254,8 +255,8 @@ def test_the_placebo_sentence_is_three_way_and_says_of_which_pictures(tmp_path: 
     *_, shot = service.answer(name, "top1@0.95")
     first = int(np.argmax(shot.scores.score[0]))
     score, lo = float(shot.scores.score[0, first]), float(shot.scores.lo[0, first])  # type: ignore[index]
-    own = Scores.read(verbs.scores_path(service.run, SET, "retrack"))
-    path = verbs.scores_path(service.run, SET, "retrack" + SUFFIX)
+    own = Scores.read(steps.scores_path(service.run, SET, "retrack"))
+    path = steps.scores_path(service.run, SET, "retrack" + SUFFIX)
     floors = {score + 1: 0, (score + lo) / 2: 1, lo - 1: 2}
     for floor, says in floors.items():
         replace(own, method="retrack" + SUFFIX, score=np.full(own.score.shape, floor), lo=None, hi=None,

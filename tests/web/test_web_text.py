@@ -10,9 +10,9 @@ from PIL import Image
 from textrun import copy_text
 
 from guda.web.answer import answer
-from guda.web.intake import Refused
+from guda.web.results import open_result
 from guda.web.service import Service
-from guda.web.stored import open_result
+from guda.web.uploads import Refused
 
 
 def test_the_prompt_is_part_of_the_question(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 PATTERN = r"^(sum|mean|max|median|top[1-9][0-9]*)$"
+
 BLOCK = 4096  # training images whose scores are held at once, for all queries asked about
 
 Influence = Callable[[np.ndarray], np.ndarray]  # positions of m training images -> scores float64 [Q, m]

@@ -16,7 +16,7 @@ import torch
 
 from guda.baselines.features import Precondition
 from guda.errors import GudaError
-from guda.runs.store import read_tensors, write_tensors
+from guda.files import read_tensors, write_tensors
 
 PARTS = ("left", "right", "eigenvalues")
 

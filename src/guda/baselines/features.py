@@ -21,15 +21,15 @@ from pydantic import Field, field_validator
 
 from guda.baselines.gradients import Gradients, Mode, Output, blocks, regular_expression
 from guda.baselines.sketch import PATTERN, Sketch, make_sketch
+from guda.config import Config
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import generator
-from guda.errors import GudaError, NotFinite
-from guda.runs.recipe import Config
-from guda.runs.run import refuse_difference
-from guda.runs.store import digest
+from guda.errors import GudaError, NotFinite, refuse_difference
+from guda.files import digest
 
 Split = Literal["train", "queries"]
+
 Precondition = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]  # {weight: [B, size]} -> the same shapes
 
 

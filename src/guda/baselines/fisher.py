@@ -19,6 +19,7 @@ from guda.diffusion.noise import KeyedNoise
 from guda.errors import NotFinite
 
 FLOATS = 2**26  # numbers of per-sample gradients held at once
+
 MOST = 64  # samples at once; more would not be faster
 
 Fisher = dict[str, torch.Tensor]  # float64 [size] by weight

@@ -25,7 +25,9 @@ from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
 
 Output = Literal["loss", "squared_norm", "mean_output"]
+
 Mode = Literal["vmap", "loop"]
+
 KEYS_AND_VALUES = r"attn2\.to_[kv]"  # cross-attention of Stable Diffusion: what listens to the prompt
 
 

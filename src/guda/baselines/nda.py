@@ -32,6 +32,7 @@ import torch
 from guda.data.pixels import to_float
 
 Patch = int | Literal["whole"]
+
 BLOCK = 2**19  # numbers in one block of training patches
 
 

@@ -23,7 +23,9 @@ from guda.baselines.residuals import Residual
 from guda.baselines.ridge import LamScale
 
 REMOVAL = "removal"
+
 LINEAR = ("sum", "mean", REMOVAL)  # one vector per group says all
+
 AGGREGATE = r"^(sum|mean|max|median|top[1-9][0-9]*|removal)$"
 
 
@@ -87,12 +89,18 @@ def _preset(name: str, base: type[GradientConfig], **defaults: Any) -> type[Grad
 
 
 TrakConfig = _preset("TrakConfig", GradientConfig, lam=100.0, lam_scale="raw_gaussian")
+
 DtrakConfig = _preset("DtrakConfig", TrakConfig, output="squared_norm", lam=1000.0)
+
 DasConfig = _preset(
     "DasConfig", GradientConfig, output="mean_output", normalize=True, lam=0.01, residual="normalized", leverage=1,
     aggregate="mean",
 )  # fmt: skip
+
 DasPublicConfig = _preset("DasPublicConfig", DasConfig, leverage=0)
+
 DasSquaredConfig = _preset("DasSquaredConfig", DasPublicConfig, square=True)
+
 TracinConfig = _preset("TracinConfig", GradientConfig, kernel="none")
+
 RelatifConfig = _preset("RelatifConfig", TrakConfig, divide="influence")

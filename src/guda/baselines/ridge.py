@@ -26,7 +26,9 @@ import torch
 from guda.errors import GudaError
 
 LamScale = Literal["jl", "raw_gaussian", "trace", "per_n"]
+
 EXACT = 8192  # up to this side float64; beyond, float32 halves what is a matter of gigabytes
+
 LEAST = 1e-6  # of 1 - h: below, an image's own residual is all rounding
 
 

@@ -26,6 +26,7 @@ from guda.errors import GudaError
 Encoder = Callable[[np.ndarray], np.ndarray]  # uint8 [n, C, H, W] -> float [n, d]
 
 RULES = r"^(mean|cosines|sum|max|median|top[1-9][0-9]*)$"
+
 OF_MEANS = ("mean", "cosines")  # rules that one vector per group is enough for
 
 ENCODERS: dict[str, Encoder] = {}

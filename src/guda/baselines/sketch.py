@@ -24,7 +24,9 @@ from guda.diffusion.noise import generator, torch_seed
 from guda.errors import GudaError
 
 PATTERN = r"^(countsketch|sjlt:[1-9][0-9]*|gaussian|identity)$"
+
 ROWS = 1024  # rows of a Gaussian matrix drawn at once
+
 COLUMNS = 2**17  # coordinates whose places are widened to 64 bits at once, as scatter_add_ wants them
 
 

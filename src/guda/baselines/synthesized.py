@@ -30,6 +30,7 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import KeyedNoise
 
 CHECK = 10  # steps between looks at how far the weights have gone
+
 TINY = 1e-300  # a gradient of zero has no direction: nothing moves
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from guda.verbs.bank import Stored
+    from guda.steps.bank import Stored
+
 
 app = typer.Typer(
     help="The stored counterfactual models: list, add, verify, export.",
@@ -19,9 +20,13 @@ app = typer.Typer(
 )
 
 RunFolder = Annotated[Path, typer.Argument(help="The run folder.", show_default=False)]
+
 Group = Annotated[str, typer.Option("--group", "-g", help="The group that was left out.", show_default=False)]
+
 Method = Annotated[str, typer.Option("--method", "-m", help="Method id, e.g. retrack or logo.", show_default=False)]
+
 Seed = Annotated[int | None, typer.Option(help="Which retraining; for logo only.", min=0)]
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 
 
@@ -32,8 +37,8 @@ def _say(value: Any, text: str, as_json: bool) -> None:
 @app.command("ls")
 def list_(run: RunFolder, as_json: Json = False) -> None:
     """What is stored: kind, size, and whether it was made from this run's model."""
-    from guda.runs.run import Run
-    from guda.verbs.bank import bank_list
+    from guda.run.run import Run
+    from guda.steps.bank import bank_list
 
     rows = bank_list(Run.open(run))
     _say({"run": str(run), "counterfactuals": [asdict(r) for r in rows]}, _table(run, rows), as_json)
@@ -69,8 +74,8 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Take in a counterfactual made elsewhere, where `guda fit` would put it (a whole fp32 delta, or weights)."""
-    from guda.runs.run import Run
-    from guda.verbs.bank import bank_add
+    from guda.run.run import Run
+    from guda.steps.bank import bank_add
 
     value = bank_add(Run.open(run), method, group, path, seed)
     done = "Added" if value["added"] else "Already there:"
@@ -80,8 +85,8 @@ def add(
 @app.command()
 def verify(run: RunFolder, as_json: Json = False) -> None:
     """Read every stored file: digest, base, shapes, finite numbers. One line per problem, exit code 2 if any."""
-    from guda.runs.run import Run
-    from guda.verbs.bank import bank_verify
+    from guda.run.run import Run
+    from guda.steps.bank import bank_verify
 
     value = bank_verify(Run.open(run))
     problems = [f"{p['file']}: {' '.join(p['problem'].split())}" for p in value["problems"]]
@@ -100,8 +105,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write one counterfactual as an ordinary diffusers folder."""
-    from guda.runs.run import Run
-    from guda.verbs.bank import bank_export
+    from guda.run.run import Run
+    from guda.steps.bank import bank_export
 
     value = bank_export(Run.open(run), method, group, folder, seed)
     _say(value, f"{value['method']} without {group}: {value['folder']}", as_json)

@@ -12,7 +12,8 @@ from guda.errors import GudaError
 
 if TYPE_CHECKING:
     from guda.evaluation.sweep import SweepFile
-    from guda.verbs.tune import Tuned
+    from guda.steps.tune import Tuned
+
 
 SHOWN = 8  # best trials to print
 
@@ -38,15 +39,15 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Choose a method's settings by agreement with LOGO, on queries of their own."""
-    from guda import verbs
-    from guda.diffusion.models import load_data
-    from guda.runs.run import Run
+    from guda import steps
+    from guda.run.models import load_data
+    from guda.run.run import Run
 
     if search is not None and space is not None:
         raise GudaError("search-options-conflict", "give either --search or --space")
     folder = Run.open(run)
-    where = verbs.parse_space(search) if search is not None else None if space is None else verbs.read_space(space)
-    found = verbs.tune(
+    where = steps.parse_space(search) if search is not None else None if space is None else steps.read_space(space)
+    found = steps.tune(
         folder, method, trials, engine, queries_seed=queries_seed, n=n,
         groups=_groups(groups, load_data(folder).groups.names), space=where, apply=apply,
     )  # fmt: skip
@@ -82,7 +83,7 @@ def _tuned_json(found: Tuned, applied: bool) -> dict[str, Any]:
 
 def tuned_text(found: Tuned, applied: bool) -> str:
     from guda.evaluation.tables import human_count
-    from guda.verbs.tune import OBJECTIVE, lead_text
+    from guda.steps.tune import OBJECTIVE, lead_text
 
     ceiling = "" if found.ceiling is None else f"; one LOGO retraining (ceiling) has top1 {found.ceiling:.3f}"
     lines = [
@@ -117,13 +118,13 @@ def ablate(
     as_json: Json = False,
 ) -> None:
     """Sweep a method's settings one at a time, each against LOGO and its ceiling."""
-    from guda import verbs
+    from guda import steps
     from guda.evaluation.sweep import REPORTED, text
-    from guda.runs.run import Run
-    from guda.verbs.ablate import table_path
+    from guda.run.run import Run
+    from guda.steps.ablate import table_path
 
     folder = Run.open(run)
-    asked = [verbs.read_ablation(f) for f in files]  # all of them before the first is carried out
+    asked = [steps.read_ablation(f) for f in files]  # all of them before the first is carried out
     if twice := {a.name for i, a in enumerate(asked) if a.name in {b.name for b in asked[:i]}}:
         raise GudaError(
             "ablation-name-duplicate",
@@ -131,7 +132,7 @@ def ablate(
         )
     tables: list[SweepFile] = []
     for ablation in asked:
-        tables.append(verbs.ablate(folder, ablation, engine, queries))
+        tables.append(steps.ablate(folder, ablation, engine, queries))
         if not as_json:
             print(text(tables[-1]))
             path = table_path(folder, tables[-1])
@@ -154,13 +155,13 @@ def pairs(
     as_json: Json = False,
 ) -> None:
     """Leave two groups out together (LOGO and unlearned): do scores add up?"""
-    from guda import verbs
+    from guda import steps
     from guda.evaluation.additivity import HEADER, pair_rows, pairs_title
-    from guda.runs.run import Run
+    from guda.run.run import Run
 
     folder = Run.open(run)
-    asked = verbs.parse_pairs(folder, pair)
-    found = verbs.pairs(folder, verbs.choose_queries(folder, queries), asked, method, engine)
+    asked = steps.parse_pairs(folder, pair)
+    found = steps.pairs(folder, steps.choose_queries(folder, queries), asked, method, engine)
     lines = [pairs_title(found)]
     for row in pair_rows(found):
         lines.append(f"  {row[0]}")

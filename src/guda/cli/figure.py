@@ -28,7 +28,7 @@ def figure(
     """Draw one figure of a run for a paper: SVG, PDF or PNG, the same bytes every time."""
     from guda.report.catalogue import FIGURES, known_figure
     from guda.report.catalogue import figure as draw
-    from guda.runs.run import Run
+    from guda.run.run import Run
 
     if names:
         lines = [f"  {known:<14}{found.about}" for known, found in FIGURES.items()]

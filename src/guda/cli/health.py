@@ -12,6 +12,7 @@ from guda.report.numbers import decimals, interval, plain, signed
 if TYPE_CHECKING:
     from guda.methods.health import Health
 
+
 NAME = 16  # characters of a group's name
 
 

@@ -29,13 +29,14 @@ def likelihood(
     as_json: Json = False,
 ) -> None:
     """Score by log p (probability-flow ODE), hold the ELBO against it, evaluate every method under both."""
-    from guda import verbs
-    from guda.runs.run import Run
+    from guda.run.run import Run
+    from guda.steps import choose_queries, likelihood_path
+    from guda.steps import likelihood as solve
 
     folder = Run.open(run)
-    name = verbs.choose_queries(folder, queries)
-    found = verbs.likelihood(folder, name, engine, method, n=n, solver=solver, steps=steps, seeds=seeds)
-    path = verbs.likelihood_path(folder, name, "evaluation.json")
+    name = choose_queries(folder, queries)
+    found = solve(folder, name, engine, method, n=n, solver=solver, steps=steps, seeds=seeds)
+    path = likelihood_path(folder, name, "evaluation.json")
     if as_json:
         return say({"path": str(path)} | found.model_dump(mode="json"), "", True)
     _show(found, path)

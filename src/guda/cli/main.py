@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from guda import __version__
-from guda.cli import experiments, look
+from guda.cli import experiments
+from guda.cli import inspect as look
 from guda.cli.bank import app as bank
 from guda.cli.figure import figure
+from guda.cli.fit import fit, sample, score, train
 from guda.cli.likelihood import likelihood
 from guda.cli.options import ENGINE, Drift, Json, Method, QuerySet, RunFolder, works
 from guda.cli.options import say as _say
@@ -27,12 +29,12 @@ from guda.cli.prompts import app as prompts
 from guda.cli.report import report
 from guda.cli.reproduce import reproduce
 from guda.cli.serve import serve
-from guda.cli.work import fit, sample, score, train
-from guda.engine import team
+from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
 
 if TYPE_CHECKING:
-    from guda.runs.recipe import Recipe
+    from guda.run.recipe import Recipe
+
 
 app = typer.Typer(
     name="guda",
@@ -59,10 +61,11 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    if team.size() > 1 and context.invoked_subcommand not in TOGETHER:
+    if distributed.world_size() > 1 and context.invoked_subcommand not in TOGETHER:
         raise GudaError(
             "launch-unsupported",
-            f"{team.size()} processes were launched, but guda {context.invoked_subcommand} is the work of one; "
+            f"{distributed.world_size()} processes were launched, but guda {context.invoked_subcommand} "
+            "is the work of one; "
             f"launch only guda {' and guda '.join(TOGETHER)}, and run this by itself",
         )
 
@@ -76,8 +79,8 @@ def demo(
 ) -> None:
     """Digits, end to end: train, unlearn, retrain (the oracle), sample, score, evaluate, report."""
     from guda.evaluation.results import read_entry
-    from guda.runs.recipe import builtin_recipe
-    from guda.runs.run import Run
+    from guda.run.recipe import builtin_recipe
+    from guda.run.run import Run
 
     recipe = builtin_recipe("digits")
     folder = None
@@ -87,14 +90,14 @@ def demo(
         if folder.finished("demo"):  # before anything heavy is imported
             page, entry = folder.path("report.html"), read_entry(folder.path("evaluation.json"))
             return _show_evaluation(folder.recipe.name, entry, as_json, str(page))
-    from guda import verbs
+    from guda import steps
     from guda.report.drawings import draw_missing
     from guda.report.page import write_report
 
-    folder = folder or verbs.init(run, recipe)
-    entry = verbs.pipeline(folder, engine)
-    name = verbs.choose_queries(folder)
-    draw_missing(folder, verbs.scored_methods(folder, name), engine)
+    folder = folder or steps.init(run, recipe)
+    entry = steps.pipeline(folder, engine)
+    name = steps.choose_queries(folder)
+    draw_missing(folder, steps.scored_methods(folder, name), engine)
     page = write_report(folder, name)
     scored = [f"scores/{name}/{m}.parquet" for m in folder.recipe.methods]
     folder.finish("demo", ["evaluation.json", "report.html", *scored])
@@ -141,12 +144,12 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Make a run folder from images with groups and a model (or a recipe to train one)."""
-    from guda import verbs
-    from guda.diffusion.models import load_data
+    from guda import steps
+    from guda.run.models import load_data
 
     chosen = _recipe(recipe, data=data, model=model, scheduler=scheduler, group_by=group_by,
                      content_by=content_by, size=size)  # fmt: skip
-    folder = verbs.init(run, chosen, keep_edits=recipe is None)
+    folder = steps.init(run, chosen, keep_edits=recipe is None)
     summary = load_data(folder).summary()
     text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
     text += [f"  {name:<20} {n:>7} images  {share:6.1%}" for name, n, share in summary]
@@ -157,7 +160,7 @@ def init(
 
 
 def _recipe(name: str | None, **given: Any) -> Recipe:
-    from guda.runs.recipe import Recipe, builtin_recipe
+    from guda.run.recipe import Recipe, builtin_recipe
 
     if name is None:
         own = "own-data" if given["content_by"] is None else "own-style"  # images of the same things in several styles
@@ -197,15 +200,15 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Compare every scored method with the LOGO oracle: six metrics, intervals, ceiling."""
-    from guda import verbs
-    from guda.runs.run import Run
+    from guda import steps
+    from guda.run.run import Run
 
     folder = Run.open(run)
-    chosen = verbs.choose_queries(folder, queries)
-    verbs.change_scoring(folder, drift=drift)
+    chosen = steps.choose_queries(folder, queries)
+    steps.change_scoring(folder, drift=drift)
     if not bands:
-        return _show_evaluation(folder.recipe.name, verbs.evaluate(folder, chosen, band), as_json, pairs=pairs)
-    table = verbs.evaluate_bands(folder, chosen)
+        return _show_evaluation(folder.recipe.name, steps.evaluate(folder, chosen, band), as_json, pairs=pairs)
+    table = steps.evaluate_bands(folder, chosen)
     lines = ["Top-1 by noise band, each against its own oracle and ceiling"]
     lines += [f"  t in {b:<10}" + "   ".join(f"{m} {x:.2f}" for m, x in row.items()) for b, row in table.items()]
     _say(table, "\n".join(lines), as_json)
@@ -223,12 +226,12 @@ def health(
     as_json: Json = False,
 ) -> None:
     """How far the counterfactuals can be trusted: what they do to training images of every group."""
-    from guda import verbs
-    from guda.runs.run import Run
+    from guda import steps
+    from guda.run.run import Run
 
     folder = Run.open(run)
-    methods = method or verbs.health_methods(folder)
-    found = verbs.health(folder, methods, engine, n)
+    methods = method or steps.health_methods(folder)
+    found = steps.health(folder, methods, engine, n)
     if as_json:
         print(json.dumps({m: h.model_dump(mode="json") for m, h in found.items()}, ensure_ascii=False))
         return
@@ -242,29 +245,38 @@ def health(
 
 
 app.command()(likelihood)
+
 for _verb in (look.plan, report, look.status, look.methods):
     app.command()(_verb)
+
 app.command()(figure)
+
 app.add_typer(bank, name="bank")
+
 app.add_typer(prompts, name="prompts")
+
 app.command()(experiments.tune)
+
 app.command()(experiments.ablate)
+
 app.command()(reproduce)
+
 app.command()(serve)
+
 app.command()(experiments.pairs)
 
 
 def _publish() -> None:
     """Runs in a bucket: what the verb wrote here goes there."""
-    if "guda.runs.remote" in sys.modules and team.leads():
-        from guda.runs.remote import push_all
+    if "guda.run.remote" in sys.modules and distributed.is_main():
+        from guda.run.remote import push_all
 
         push_all()
 
 
 def main() -> None:
     try:
-        with nullcontext() if team.leads() else redirect_stdout(io.StringIO()):  # results are told once
+        with nullcontext() if distributed.is_main() else redirect_stdout(io.StringIO()):  # results are told once
             try:
                 app()
             except SystemExit as e:  # how typer ends
@@ -272,14 +284,14 @@ def main() -> None:
                     _publish()
                 raise
     except GudaError as e:
-        if team.leads() or isinstance(e, OneProcess):
+        if distributed.is_main() or isinstance(e, OneProcess):
             print(e.line, file=sys.stderr, flush=True)
-        team.leave(2)
+        distributed.leave(2)
     except Exception:
-        if team.size() == 1:
+        if distributed.world_size() == 1:
             raise
         traceback.print_exc()
-        team.leave(1)
+        distributed.leave(1)
     except SystemExit as e:
         if e.code == 130:  # typer's answer to Ctrl-C
             print("guda: stopped; nothing finished is lost, the same command goes on from here", file=sys.stderr)

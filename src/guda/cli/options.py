@@ -11,13 +11,17 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from guda.engine import team
+from guda.diffusion import distributed
 from guda.errors import GudaError
 
 RunFolder = Annotated[Path, typer.Argument(help="The run folder.", show_default=False)]
+
 Workers = Annotated[int | None, typer.Option(help="Worker processes; default: one per core.", min=1)]  # to reckon with
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+
 Method = Annotated[list[str] | None, typer.Option("--method", "-m", help="Method id; repeat for several.")]
+
 Groups = Annotated[
     str | None,
     typer.Option(
@@ -26,13 +30,15 @@ Groups = Annotated[
         "`all` undoes it.",
     ),
 ]
+
 Drift = Annotated[
     str | None, typer.Option(help="keep, or subtract: less what unlearning does to other groups; kept in the recipe.")
 ]
+
 QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder of pictures, or a query set's name.")]
 
-
 ENGINE: Any = None  # default of a verb's `engine`, which `works` fills in
+
 
 # what `works` adds to a verb: name -> (annotation, default)
 _ADDED: dict[str, tuple[Any, Any]] = {
@@ -97,9 +103,9 @@ def make_engine(quiet: bool, workers: int | None = None, engine: str = "local", 
     @functools.cache
     def made() -> tuple[Any, Callable[..., int]]:
         from guda.cli.show import Display
-        from guda.verbs import local_engine, ray_engine
+        from guda.steps import local_engine, ray_engine
 
-        display = Display(quiet or not team.leads())
+        display = Display(quiet or not distributed.is_main())
         if engine == "local":
             return display, local_engine(workers, display.watch)
         from guda.engine.ray import RayOptions

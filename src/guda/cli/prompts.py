@@ -19,8 +19,8 @@ app = typer.Typer(
 @app.command()
 def build(run: RunFolder, as_json: Json = False) -> None:
     """Describe every style, and write the training and evaluation prompts."""
-    from guda.runs.run import Run
-    from guda.verbs.prompts import prompts_build
+    from guda.run.run import Run
+    from guda.steps.prompts import prompts_build
 
     value = prompts_build(Run.open(run))
     done = "Wrote" if value["built"] else "Already there:"
@@ -42,9 +42,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Vocabularies, example prompts of every style, and anchors, like the paper's tables."""
-    from guda.counterfactuals.anchors import AnchorsConfig
-    from guda.runs.run import Run
-    from guda.verbs.prompts import prompts_show
+    from guda.run.run import Run
+    from guda.steps.prompts import prompts_show
+    from guda.unlearning.anchors import AnchorsConfig
 
     given = {k: v for k, v in (("tau", tau), ("eta", eta), ("encoder", encoder)) if v is not None}
     if given and anchors is None:

@@ -38,11 +38,11 @@ def report(
     engine: Any = ENGINE,
 ) -> None:
     """Write report.html: the pictures, their groups with intervals, and how far to trust them."""
-    from guda import verbs
+    from guda import steps
     from guda.errors import GudaError
     from guda.report.content import Content
     from guda.report.page import report_path, write_content
-    from guda.runs.run import Run
+    from guda.run.run import Run
 
     if out is not None and out.suffix not in (".html", ".htm"):
         raise GudaError("report-not-html", f"--out {out}: the report is a page; give a name that ends in .html")
@@ -51,8 +51,8 @@ def report(
 
         find_browser()  # before anything is drawn
     folder = Run.open(run)
-    chosen = verbs.choose_queries(folder, queries)
-    variant = verbs.variant(folder, stop, None, "keep", screen)
+    chosen = steps.choose_queries(folder, queries)
+    variant = steps.variant(folder, stop, None, "keep", screen)
     content = Content.read(folder, chosen, variant)
     if not no_drawings:
         from guda.report.drawings import draw_missing

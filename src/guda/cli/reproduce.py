@@ -24,12 +24,13 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """An experiment of the paper: trainings, methods, oracles, tables (Markdown, CSV, LaTeX). Resumes where it was."""
-    from guda import verbs
     from guda.cli.show import outline_text
+    from guda.report.reproduce import read_reproduction, reproduce
+    from guda.report.reproduce_plan import plan_reproduction
 
-    wanted = verbs.read_reproduction(name)
+    wanted = read_reproduction(name)
     if plan:
-        found = verbs.plan_reproduction(wanted, scale, ablations)
+        found = plan_reproduction(wanted, scale, ablations)
         return say(found, outline_text(found), as_json)
     stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
     root = run or Path("runs") / (f"reproduce-{stem}" if scale == "full" else f"reproduce-{stem}-{scale}")
@@ -37,7 +38,7 @@ def reproduce(
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    done = verbs.reproduce(name, root, engine, scale, ablations, tell)
+    done = reproduce(name, root, engine, scale, ablations, tell)
     tables = done.run.path("tables", "tables.md")
     lines = [f"Tables:  {tables} (one file each beside it, also .csv and .tex)", f"Figures: {done.run.path('figures')}"]
     value = {"run": str(done.run.root), "tables": list(map(str, done.tables)), "figures": list(map(str, done.figures))}

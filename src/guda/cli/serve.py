@@ -34,7 +34,7 @@ def serve(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:  # fmt: skip
     """A page for the run: drop a picture, watch its groups settle; leaderboard, stored results, HTTP API."""
-    from guda.runs.run import Run
+    from guda.run.run import Run
     from guda.web.guard import LOOPBACK
     from guda.web.server import free, need_gradio, parse_auth
 
@@ -42,9 +42,9 @@ def serve(
     folder = Run.open(run)
     need_gradio()
     free(host, port)  # before the model is loaded
-    from guda.web.intake import Limits
     from guda.web.server import serve as serve_app
     from guda.web.service import Service
+    from guda.web.uploads import Limits
 
     limits = Limits(max_mb=max_mb, max_megapixels=max_megapixels, queue=queue, uploads=max_uploads)
     service = Service(folder.root, method, limits)

@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from guda.engine.pool import Watcher
+from guda.engine.loop import Watcher
 
 LINE_EVERY = 10.0  # seconds between plain lines
 

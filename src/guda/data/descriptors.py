@@ -19,7 +19,9 @@ from dataclasses import dataclass
 Raw = Mapping[str, Sequence[Sequence[str]]]  # style -> for every sampled image, its descriptors
 
 AMERICAN = {"colour": "color", "grey": "gray", "centre": "center", "jewellery": "jewelry", "moulded": "molded"}
+
 ARTICLES = {"a", "an", "the"}
+
 EMPTY_TAIL = {"style", "styles", "styled"}  # "cartoon style" is "cartoon"
 
 

@@ -21,13 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from guda import files as store
 from guda.data import npm
 from guda.data.folder import check_options
 from guda.data.groups import Groups
 from guda.data.images import ImageData
-from guda.data.npm import CACHE as CACHE
 from guda.errors import GudaError
-from guda.runs import store
 
 SETS = {
     "emojione": "1.2.3",
@@ -41,15 +40,17 @@ SETS = {
     "openmoji": "1.2.29",
     "twemoji": "1.2.5",
 }
+
 SCOPE = "@iconify-json"
+
 VARIABLE = "GUDA_EMOJI"  # a folder that holds the packages already, as .tgz files or unpacked
+
 FINER = 4  # drawn at so many times the size, then averaged, so that touching shapes show no seams
+
 TONE = re.compile(r"-(?:medium-light|medium-dark|light|medium|dark)(-skin-tone)?$")
 
 
 # --- packages -------------------------------------------------------------------------------------
-
-
 def cache_folder() -> Path:
     return npm.cache_folder("emoji")
 
@@ -104,8 +105,6 @@ def licences() -> dict[str, dict[str, str]]:
 
 
 # --- drawings -------------------------------------------------------------------------------------
-
-
 def drawings(icons: Mapping[str, Any]) -> dict[str, str]:
     """SVG text by icon name, from Iconify's icons.json; an alias is its parent's drawing, mirrored if it says so."""
     plain, aliases = icons.get("icons", {}), icons.get("aliases", {})
@@ -178,8 +177,6 @@ def _render(svg: str, size: int, name: str) -> np.ndarray:
 
 
 # --- the data set ---------------------------------------------------------------------------------
-
-
 def _flags(metadata: Mapping[str, Any]) -> set[str]:
     categories = metadata.get("categories")
     found = categories.items() if isinstance(categories, dict) else ()

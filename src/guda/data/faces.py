@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUFFIXES = (".ttf", ".otf")
+
 STYLES = 4  # files of one family that are drawn: plain, bold, italic, bold italic, as far as there are
+
+
 # name table 1 puts a weight or width that is neither regular nor bold into the family's name
 NO_FAMILY = {
     "thin", "hairline", "extralight", "ultralight", "light", "book", "regular", "medium", "demi", "demibold",
     "semibold", "bold", "extrabold", "ultrabold", "black", "heavy", "extrablack",
     "condensed", "cond", "semicondensed", "narrow",
 }  # fmt: skip
+
 PLAIN = {"regular", "book", "roman", "normal", "medium", "plain", "standard"}
+
 SLANTED = ("italic", "oblique", "slanted", "kursiv")
 
 

@@ -13,7 +13,9 @@ from guda.data.images import ImageData
 from guda.errors import GudaError
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+
 VARIABLE = "GUDA_FASHION_MNIST"  # another folder that holds the four .gz files
+
 NAMES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 
 

@@ -27,17 +27,21 @@ from guda.errors import GudaError
 if TYPE_CHECKING:
     from PIL import Image
 
+
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+
+
 # Pictures we cannot read. They are refused: passing over them would drop training images without a word.
 FOREIGN = frozenset({".avif", ".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", ".tga", ".ppm", ".pgm"})
+
+
 # Decoders are limited to these: a file named .png that holds PostScript must not start Ghostscript.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+
 METADATA = ("metadata.jsonl", "metadata.csv")
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
 def image_files(root: Path) -> list[str]:
     """Relative POSIX paths of all images below `root`, hidden ones left out, in natural order."""
     if not root.exists():
@@ -84,8 +88,6 @@ def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -
 
 
 # --- pixels ---------------------------------------------------------------------------------------
-
-
 def check_options(size: int | None, mode: str | None) -> None:
     if size is not None and (isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1):
         raise GudaError("size-invalid", f"size must be a whole number of pixels, at least 1, got {size!r}")
@@ -175,8 +177,6 @@ def read_images(root: Path, files: Sequence[str], size: int | None = None, mode:
 
 
 # --- groups ---------------------------------------------------------------------------------------
-
-
 def image_labels(root: Path, files: Sequence[str], by: str) -> list[str]:
     """A text for every file: a folder level ("level:2" or "2") or a metadata column."""
     return [of_image[0] for of_image in _labels(root, files, by, several=False)]
@@ -290,8 +290,6 @@ def _group_value(row: Row, column: str, value: Any) -> str:
 
 
 # --- tables ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Row:
     """One line of a metadata or prompts file; `where` is "file:line", for errors."""

@@ -25,24 +25,34 @@ from typing import Any
 import numpy as np
 import yaml
 
+from guda import files as store
 from guda.data import debian, npm
 from guda.data.faces import STYLES, families
 from guda.data.folder import check_options
 from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.errors import GudaError
-from guda.runs import store
 
 CHARACTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
+
 TABLE = Path(__file__).with_name("fonts.yaml")
+
 INSTALLED = Path("/")  # where the packages' files are once they are installed
+
 VARIABLE = "GUDA_FONTS"  # a folder that holds the packages already, as .deb files or unpacked
+
 FINER = 8  # drawn at so many times the size, then averaged
+
 CAPITAL = 9 / 16  # height of H, of the picture's
+
 ROOM = 1 / 16  # on each side: what a shift may take
+
 SMALLER = (1.0, 0.95, 0.9, 0.85)  # sizes of the further images of a character
+
 VARIANTS = 4
+
 DIFFERENT = 50  # of 62 pictures: fewer, and the family has one case only, or no letters
+
 NEAR = 0.15  # of the ink: families less apart than this are listed as near
 
 
@@ -129,8 +139,6 @@ def why_not(file: Path) -> str | None:
 
 
 # --- families that look alike ---------------------------------------------------------------------
-
-
 def apart(one: np.ndarray, two: np.ndarray) -> float:
     """Share of the ink in which two sets of the same characters differ: 0 the same, 1 and more nothing in common."""
     a, b = one.astype(np.float64), two.astype(np.float64)
@@ -151,8 +159,6 @@ def alike(plain: Mapping[str, np.ndarray]) -> tuple[dict[str, str], list[tuple[s
 
 
 # --- where the files are --------------------------------------------------------------------------
-
-
 def pinned() -> dict[str, Any]:
     """fonts.yaml: package -> {version, families: {family: {file below usr/share/fonts: sha256, shortened}}}."""
     return dict(yaml.safe_load(TABLE.read_text())["packages"])
@@ -207,8 +213,6 @@ def _of_folder(folder: Path) -> tuple[dict[str, list[Path]], dict[str, str]]:
 
 
 # --- the data set ---------------------------------------------------------------------------------
-
-
 def load_fonts(path: str | None = None, size: int | None = None, variants: int | None = None) -> ImageData:
     """Every character of every family, `variants` (default 4) images of each at `size` pixels (default 16), grey.
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from guda import files
 from guda.data.folder import check_options, group_paths, image_files, image_labels, read_images
 from guda.data.groups import Groups
 from guda.data.pixels import as_pixels, check_pixels
 from guda.errors import GudaError, Mismatch
-from guda.runs import store
 
 # What an index.json must hold before it is unpacked; everything finer is caught by the digest.
 INDEX_TYPES: dict[str, Any] = {"ids": list, "name": str, "prompts": list | None, "contents": list | None}
@@ -49,7 +49,7 @@ class ImageData:
         if self.contents is not None:
             object.__setattr__(self, "contents", _check_contents(self.contents, self.ids))
         try:
-            object.__setattr__(self, "meta", json.loads(store.canonical(self.meta)))
+            object.__setattr__(self, "meta", json.loads(files.canonical(self.meta)))
         except (TypeError, ValueError) as e:
             raise GudaError("meta-not-json", f"meta of {self.name!r} must be plain JSON ({e})") from None
 
@@ -103,9 +103,9 @@ class ImageData:
 
     @cached_property
     def digest(self) -> str:
-        parts = [store.digest_arrays(self.images), list(self.ids), self.groups.to_json()]
+        parts = [files.digest_arrays(self.images), list(self.ids), self.groups.to_json()]
         parts += [] if self.contents is None else [list(self.contents)]
-        return store.digest(parts, length=64)
+        return files.digest(parts, length=64)
 
     def take(self, indices: np.ndarray) -> ImageData:
         """The selected images, in the order of `indices`; every group must keep at least one."""
@@ -192,13 +192,13 @@ def write_stack(folder: Path, kind: str, images: np.ndarray, index: dict[str, An
     with warnings.catch_warnings():  # that the array is read-only; nobody writes to the tensor
         warnings.simplefilter("ignore", UserWarning)
         tensor = torch.from_numpy(images)
-    store.write_tensors(folder / "images.safetensors", {"images": tensor})
-    store.write_json(folder / "index.json", {"kind": kind, "digest": digest, **index})
+    files.write_tensors(folder / "images.safetensors", {"images": tensor})
+    files.write_json(folder / "index.json", {"kind": kind, "digest": digest, **index})
 
 
 def read_stack(folder: Path, kind: str, keys: set[str]) -> tuple[np.ndarray, dict[str, Any]]:
     """What write_stack wrote, the digest not yet checked."""
-    index = store.read_json(folder / "index.json")
+    index = files.read_json(folder / "index.json")
     if isinstance(index, dict) and index.get("kind", kind) != kind:
         raise GudaError(
             "stored-images-kind",
@@ -209,7 +209,7 @@ def read_stack(folder: Path, kind: str, keys: set[str]) -> tuple[np.ndarray, dic
         raise GudaError(
             "stored-index-invalid", f"{folder / 'index.json'} is not an index of stored {kind}; save the {kind} again"
         )
-    tensors, _ = store.read_tensors(folder / "images.safetensors")
+    tensors, _ = files.read_tensors(folder / "images.safetensors")
     if set(tensors) != {"images"}:
         raise GudaError(
             "stored-images-invalid",

@@ -11,9 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from guda.errors import GudaError
-from guda.runs.writers import TEMPORARY
+from guda.files import TEMPORARY
 
 CACHE = "GUDA_CACHE"  # where downloads and renders are kept; ~/.cache/guda by default
+
 LARGEST = 1 << 29  # bytes of one file in a package that we are willing to read
 
 

@@ -4,7 +4,7 @@ A balanced derangement without self: every group exports m images and receives m
 its own group, so all groups keep their sizes and n - N m images keep their names. m = round(fraction x the smallest
 group's size), the same number for every group: with a share of each group's own size the margins could not balance.
 
-Which images leave is the keyed order of their ids (data/keyed.py). The j-th exported images of all groups form one
+Which images leave is the keyed order of their ids (files.py). The j-th exported images of all groups form one
 round, and round j sends group g's to sigma_j(g), sigma_j a keyed permutation of the group names without fixed points:
 every round is balanced by itself. Nothing depends on the order of images or groups.
 """
@@ -19,8 +19,8 @@ import numpy as np
 
 from guda.data.groups import Groups
 from guda.data.images import ImageData
-from guda.data.keyed import ordered
 from guda.errors import GudaError
+from guda.files import ordered
 
 
 def moved_per_group(groups: Groups, fraction: float) -> int:

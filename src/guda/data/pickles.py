@@ -18,10 +18,15 @@ import numpy as np
 from guda.errors import GudaError
 
 LARGEST = 1 << 28  # bytes of a file that we are willing to read; a batch of CIFAR-10 has 31 MB
+
 ARRAYS = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
+
 BYTES = "_codecs encode"  # how Python 3 writes bytes in the old protocol
+
 STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"}
+
 CONSTANTS = {"BININT", "BININT1", "BININT2", "INT", "LONG1", "LONG", "BINBYTES", "SHORT_BINBYTES"}
+
 MARK = object()
 
 

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from guda import files
+from guda.config import PromptsConfig
 from guda.data.descriptors import key
 from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
-from guda.data.keyed import ordered
 from guda.data.templates import SUBJECTS, evaluation_prompt, parse, training_prompt
 from guda.errors import GudaError, Mismatch
-from guda.runs import store
-from guda.runs.recipe import PromptsConfig
-from guda.runs.run import Run
-
-FILE = ("prompts", "prompts.json")  # in a run
+from guda.files import ordered
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Prompts:
     @classmethod
     def from_lists(cls, data: ImageData, lists: Mapping[str, Sequence[str]], seed: int = 0) -> Prompts:
         """Prompts of `data` (which must know its contents) from ready descriptors of every style."""
-        return build(data, PromptsConfig(source="file", lists=dict(lists), seed=seed), lists)  # type: ignore[call-arg, arg-type]
+        return build_prompts(data, PromptsConfig(source="file", lists=dict(lists), seed=seed), lists)  # type: ignore[call-arg, arg-type]
 
     @cached_property
     def objects(self) -> tuple[str, ...]:
@@ -50,7 +47,7 @@ class Prompts:
     def digest(self) -> str:
         """Of everything that reaches a model."""
         value = self._json()
-        return store.digest(
+        return files.digest(
             [value["vocabularies"], value["training"], value["evaluation"], self.data_digest], length=64
         )
 
@@ -66,12 +63,12 @@ class Prompts:
         return [(s, o, prompt) for (s, o), prompt in self.evaluation.items() if s in wanted]
 
     def save(self, path: Path) -> None:
-        store.write_json(path, {"digest": self.digest, **self._json(), "dropped": self.dropped})
+        files.write_json(path, {"digest": self.digest, **self._json(), "dropped": self.dropped})
 
     @classmethod
     def load(cls, path: Path, data_digest: str) -> Prompts:
         """Refuses a damaged file, and prompts of other data."""
-        value = store.read_json(path)
+        value = files.read_json(path)
         fix = "delete it and run: guda prompts build"
         try:
             prompts = cls(
@@ -105,7 +102,7 @@ class Prompts:
         }
 
 
-def build(
+def build_prompts(
     data: ImageData,
     config: PromptsConfig,
     vocabularies: Mapping[str, Sequence[str]],
@@ -158,30 +155,3 @@ def _vocabulary(style: str, vocabularies: Mapping[str, Sequence[str]], config: P
             f"{config.per_prompt}; {more} (prompts section of the recipe)",
         )
     return found
-
-
-def load_prompts(run: Run) -> Prompts:
-    """The prompts of a run, built before."""
-    path = run.path(*FILE)
-    if run.recipe.prompts is None:
-        raise GudaError(
-            "prompts-section-missing",
-            f"the recipe of {run.root} has no prompts section; make a run from a recipe that has one",
-        )
-    if not path.is_file():
-        raise GudaError("prompts-missing", f"{run.root} has no prompts yet; run: guda prompts build {run.root}")
-    found = _loaded(str(path), path.stat().st_mtime_ns, run.info["data_digest"])
-    if (noted := run.info.get("prompts_digest", found.digest)) != found.digest:
-        raise Mismatch(
-            "prompts-changed",
-            f"{path} holds other prompts than this run was begun with",
-            found.digest,
-            noted,
-            "restore it",
-        )
-    return found
-
-
-@lru_cache(maxsize=4)
-def _loaded(path: str, mtime: int, data_digest: str) -> Prompts:
-    return Prompts.load(Path(path), data_digest)

@@ -14,12 +14,12 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from guda import files
 from guda.data.folder import image_files, match_rows, read_images, read_rows
 from guda.data.groups import suggestion
 from guda.data.images import check_digest, check_ids, read_stack, write_stack
 from guda.data.pixels import as_pixels, check_pixels
 from guda.errors import GudaError
-from guda.runs import store
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class Queries:
     @cached_property
     def digest(self) -> str:
         prompts = None if self.prompts is None else list(self.prompts)
-        return store.digest([store.digest_arrays(self.images), list(self.ids), prompts], length=64)
+        return files.digest([files.digest_arrays(self.images), list(self.ids), prompts], length=64)
 
     def subset(self, ids: Sequence[str]) -> Queries:
         """The queries of these ids, each at most once."""

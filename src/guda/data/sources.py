@@ -19,9 +19,9 @@ import numpy as np
 
 from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
-from guda.data.keyed import ordered
 from guda.data.partition import noisy_partition
 from guda.errors import GudaError
+from guda.files import ordered
 
 Loader = TypeVar("Loader", bound=Callable[..., ImageData])
 

@@ -25,9 +25,13 @@ SUBJECTS = (
     "{object} featured in the scene",
     "{object}",  # last: every subject can be read as a bare object
 )
+
 ANCHOR = SUBJECTS[0]  # of the prompts that anchors are made of
+
 ARTWORK = "An artwork of {object}"
+
 FEATURING = ", artistic style featuring "
+
 WITH = ", with "
 
 

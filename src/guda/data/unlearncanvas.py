@@ -17,13 +17,18 @@ from guda.data.images import ImageData
 from guda.errors import GudaError
 
 URL = "https://huggingface.co/datasets/OPTML-Group/UnlearnCanvas"
+
 VARIABLE = "GUDA_UNLEARNCANVAS"  # the folder that holds the styles
+
 SEEDS = "seed images"
+
 IMAGES = 20  # of one object in one style
+
 OBJECTS = (
     "Architectures", "Bears", "Birds", "Butterfly", "Cats", "Dogs", "Fishes", "Flame", "Flowers", "Frogs", "Horses",
     "Human", "Jellyfish", "Rabbits", "Sandwiches", "Sea", "Statues", "Towers", "Trees", "Waterfalls",
 )  # fmt: skip
+
 STYLES = (
     "Abstractionism", "Artist_Sketch", "Blossom_Season", "Blue_Blooming", "Bricks", "Byzantine", "Cartoon",
     "Cold_Warm", "Color_Fantasy", "Comic_Etch", "Crayon", "Crypto_Punks", "Cubism", "Dadaism", "Dapple",

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from guda.diffusion.stream import Stream
-from guda.runs.store import atomic_folder, read_json, read_tensors, write_json, write_tensors
+from guda.files import atomic_folder, read_json, read_tensors, write_json, write_tensors
 
 
 @dataclass

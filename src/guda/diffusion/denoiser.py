@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from guda.data.pixels import to_float, to_uint8
+from guda.diffusion import distributed
 from guda.diffusion.cond import Cond
 from guda.diffusion.frozen import Frozen
 from guda.diffusion.schedule import Schedule
-from guda.engine import team
 from guda.errors import GudaError, NotFinite
-from guda.runs.store import digest_arrays
+from guda.files import digest_arrays
 
 
 def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
@@ -38,7 +38,9 @@ def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
 
 def default_device() -> str:
     """$GUDA_DEVICE, else the GPU where there is one and the launcher was not told --cpu."""
-    return os.environ.get("GUDA_DEVICE") or ("cuda" if torch.cuda.is_available() and not team.on_cpu() else "cpu")
+    return os.environ.get("GUDA_DEVICE") or (
+        "cuda" if torch.cuda.is_available() and not distributed.on_cpu() else "cpu"
+    )
 
 
 class Denoiser:

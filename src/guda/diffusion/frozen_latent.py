@@ -17,7 +17,7 @@ from guda.diffusion.frozen import Frozen
 from guda.diffusion.text_encoder import TextEncoder
 from guda.diffusion.vae import Vae
 from guda.errors import GudaError
-from guda.runs.store import digest, digest_arrays
+from guda.files import digest, digest_arrays
 
 
 class LatentFrozen(Frozen):

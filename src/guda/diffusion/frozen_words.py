@@ -18,7 +18,7 @@ from guda.data.pixels import to_float, to_uint8
 from guda.diffusion.cond import Cond
 from guda.diffusion.frozen import Frozen
 from guda.errors import GudaError
-from guda.runs.store import digest
+from guda.files import digest
 
 ENCODERS = {"minilm": 384}  # name -> width of its token embeddings
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from guda.engine import team
+from guda.diffusion import distributed
 from guda.errors import GudaError
 
 
@@ -72,7 +72,7 @@ class Accelerated(Launch):
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
 
-        self._team = team.join() if team.size() > 1 else None
+        self._team = distributed.join() if distributed.world_size() > 1 else None
         # a process may train one model after the other in different precisions
         AcceleratorState._reset_state()
         mixed = {"fp32": "no"}.get(precision, precision)
@@ -115,4 +115,4 @@ def precision_on(device: torch.device, precision: str) -> str:
 
 def launch(precision: str, device: torch.device) -> Launch:
     precision = precision_on(device, precision)
-    return Launch() if precision == "fp32" and team.size() == 1 else Accelerated(precision, device)
+    return Launch() if precision == "fp32" and distributed.world_size() == 1 else Accelerated(precision, device)

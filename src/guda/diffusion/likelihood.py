@@ -22,12 +22,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from guda.config import LikelihoodConfig
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import KeyedNoise
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, NotFinite
-from guda.runs.recipe import LikelihoodConfig
 
 ADAPTIVE_CALLS = 500  # network calls to expect of an adaptive solve: for plans and progress only
 

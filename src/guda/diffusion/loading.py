@@ -12,15 +12,19 @@ from guda.errors import GudaError
 if TYPE_CHECKING:
     from guda.diffusion.denoiser import Denoiser
 
+
 NETS = ("UNet2DModel", "UNet2DConditionModel", "SD3Transformer2DModel", "ResidualMLP")
+
 PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "StableDiffusion3Pipeline")
+
 FROZEN = "frozen.json"  # beside a network trained here: where its text encoder and VAE are found
+
 SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid")
 
 
 def _net_class(name: str) -> Any:
     if name == "ResidualMLP":
-        from guda.diffusion.nets import ResidualMLP
+        from guda.diffusion.networks import ResidualMLP
 
         return ResidualMLP
     if name in NETS:

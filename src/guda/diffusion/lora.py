@@ -4,7 +4,7 @@
 
 Every linear layer (a U-Net's attention projections among them) and every plain convolution is adapted. A is drawn from
 a key, not from the global generator, so that the start does not depend on what was trained before. Unlearned students
-keep the factors (counterfactuals/student.py); fine-tuned models are published merged, as ordinary weights.
+keep the factors (unlearning/student.py); fine-tuned models are published merged, as ordinary weights.
 """
 
 from __future__ import annotations

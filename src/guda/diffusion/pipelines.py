@@ -23,10 +23,12 @@ from guda.diffusion.frozen_sdxl import StableDiffusionXL
 from guda.diffusion.fusing import fuse
 from guda.diffusion.text_encoder import TextEncoder
 from guda.errors import GudaError
-from guda.runs.store import digest, digest_file, read_header, read_json
+from guda.files import digest, digest_file, read_header, read_json
 
 CLIP, T5 = ("CLIPTextModel", "CLIPTextModelWithProjection"), ("T5EncoderModel",)
+
 TOKENIZERS = ("CLIPTokenizer", "CLIPTokenizerFast", "T5Tokenizer", "T5TokenizerFast")
+
 STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 

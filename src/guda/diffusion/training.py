@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from guda.config import TrainingConfig
 from guda.data.groups import Groups
 from guda.diffusion.checkpoint import State, newest, restore, save
 from guda.diffusion.cond import Cond
@@ -29,7 +30,6 @@ from guda.diffusion.lora import merged, wrap
 from guda.diffusion.noise import generator, torch_seed
 from guda.diffusion.stream import Batch, Stream
 from guda.errors import GudaError
-from guda.runs.recipe import TrainingConfig
 
 
 def stream_key(seed: int, leave_out: str | None, coupled: bool) -> tuple[str | int, ...]:

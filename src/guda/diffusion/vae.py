@@ -17,6 +17,7 @@ from guda.data.pixels import to_float, to_uint8
 from guda.errors import GudaError
 
 BLOCK = 4
+
 CHUNK = 64 * BLOCK  # pictures that are floats at the same time
 
 

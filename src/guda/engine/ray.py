@@ -6,7 +6,7 @@ task's name and arguments: models, pictures and scores go through the run folder
 
 A worker gets one thread for each CPU of its task, so with the default of one the files are byte-identical to the local
 engine's. Where a task has two GPUs or more, a training (`task.shared`) runs in one process for each of them through
-accelerate (engine/together.py); that equals a training on one device up to rounding.
+accelerate (engine/multi_gpu.py); that equals a training on one device up to rounding.
 
 Without an address a cluster of this machine is started and ends with the driver, however that ends. On a cluster that
 was there before, Ray ends the tasks of a driver that is gone.
@@ -26,18 +26,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from guda.engine.local import default_workers
-from guda.engine.pool import Watcher, run_in
-from guda.engine.tasks import Task, execute
-from guda.engine.together import execute_together
+from guda.engine.loop import Watcher, run_in
+from guda.engine.multi_gpu import execute_together
+from guda.engine.processes import default_workers
 from guda.errors import GudaError
-from guda.runs.run import Run, here, library_versions, remote
+from guda.files import library_versions
+from guda.run.run import Run, here, remote
+from guda.run.task import Task, execute
 
 RETRIES = 10  # of a task whose worker or node died; a task that needs more memory than there is dies every time
+
 REFRESH = 5.0  # seconds between looks at how large the cluster is
+
 JOINING = 30.0  # seconds that the nodes of a cluster may take to appear
+
 PATIENCE = 90.0  # seconds until what one node wrote is seen by another: network file systems remember what was missing
+
 FORWARDED = ("GUDA_DEVICE", "HF_HUB_OFFLINE")  # settings of the driver that decide what a task computes
+
 ENVIRONMENT = {  # of a cluster that is started here; what the user set stays
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray's own 15 starves tasks on a machine that does anything else
@@ -216,8 +222,6 @@ def _words(wanted: dict[str, float]) -> str:
 
 
 # ---- on a worker -----------------------------------------------------------------------------------------------------
-
-
 def run_here(root: str, task: Task, told: dict[str, Any]) -> float:
     """One task in a worker of the cluster; returns its seconds, 0 where it was done already."""
     _prepare(told["threads"], tuple(told["environ"].items()))

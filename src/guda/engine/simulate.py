@@ -20,6 +20,7 @@ from math import ceil, log
 from guda.errors import GudaError
 
 ATTEMPTS = 1000
+
 NEAR = 0.85  # of the makespan: a bound as large as this is what holds the schedule up
 
 

@@ -19,14 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat
 
-from guda.evaluation.bootstrap import Interval, bootstrap_mean, percentile_interval, resampled_means
+from guda.config import Config
+from guda.evaluation.intervals import Interval, bootstrap_mean, percentile_interval, resampled_means
 from guda.evaluation.results import Figure
 from guda.evaluation.tables import GIVEN, MISSING, markdown_table
-from guda.runs.recipe import Config
 from guda.scoring.estimate import difference
 
 Array = NDArray[np.float64]
+
 ADDITIVE = "not separated from additive"
+
 SIGN = "joint - sum > 0: each group stands in for the other; < 0: what they take away overlaps"
 
 

@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 LEVEL = 0.95
+
 EDGES = (0.0, 0.5, 0.8, 0.95, 0.99, 1.0)  # a bin is [a, b); the last has its end
 
 

@@ -14,18 +14,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, ValidationError
 
+from guda.config import Config
 from guda.errors import GudaError
-from guda.evaluation.bootstrap import Interval, bootstrap_mean, percentile_interval, query_counts
+from guda.evaluation.intervals import Interval, bootstrap_mean, percentile_interval, query_counts
 from guda.evaluation.metrics import LABELS, checked, ndcg3_linear, top1
 from guda.evaluation.results import DatasetEntry, Figure, ReliabilityEntry, as_figures
 from guda.evaluation.tables import figure_text, markdown
-from guda.runs.recipe import Config
-from guda.runs.store import read_json
+from guda.files import read_json
 
 Array = NDArray[np.float64]
 
 COLUMNS = {"pearson": "Pearson", "spearman": "Spearman", "top1": LABELS["top1"], "ndcg3_linear": LABELS["ndcg3_linear"]}
+
 ORACLES = {"elbo": "Oracle: LOGO by delta ELBO", "likelihood": "Oracle: LOGO by delta log p"}
+
 CHUNK = 2_000_000  # cells of resamples held at once
 
 

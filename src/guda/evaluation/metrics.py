@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from guda.errors import GudaError
 
 Array = NDArray[np.float64]
+
 Metric = Callable[[ArrayLike, ArrayLike], Array]
 
 RBO_P = 0.9
@@ -155,7 +156,9 @@ METRICS: dict[str, Metric] = {
     "rbo_normalised": rbo_normalised,
     "spearman": spearman,
 }
+
 SIX = ("top1", "mrr", "ndcg3", "top3", "rbo", "spearman")
+
 LABELS: dict[str, str] = {
     "top1": "Top-1",
     "mrr": "MRR",
@@ -166,6 +169,7 @@ LABELS: dict[str, str] = {
     "rbo_normalised": "RBO / (1 - p^N)",
     "spearman": "Spearman",
 }
+
 LOWEST: dict[str, float] = {name: -1.0 if name == "spearman" else 0.0 for name in METRICS}  # the highest is 1
 
 

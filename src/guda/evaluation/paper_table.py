@@ -16,7 +16,7 @@ from pathlib import Path
 
 from guda.evaluation.results import Figure
 from guda.evaluation.tables import MISSING, human_count, human_time
-from guda.runs.store import write_text
+from guda.files import write_text
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,6 @@ class PaperTable:
 
 
 # ---- cells --------------------------------------------------------------------------------------------------------
-
-
 def figure(value: Figure | None, signed: bool = False) -> Cell:
     """A measured figure with its interval, two digits."""
     if value is None:
@@ -94,8 +92,6 @@ def _text(cell: Cell) -> str:
 
 
 # ---- Markdown -----------------------------------------------------------------------------------------------------
-
-
 def markdown(table: PaperTable) -> str:
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -112,8 +108,6 @@ def markdown(table: PaperTable) -> str:
 
 
 # ---- CSV ----------------------------------------------------------------------------------------------------------
-
-
 def to_csv(table: PaperTable) -> str:
     """A header of one line; `section` first; missing numbers are empty."""
     out = io.StringIO()
@@ -136,7 +130,6 @@ def to_csv(table: PaperTable) -> str:
 
 
 # ---- LaTeX --------------------------------------------------------------------------------------------------------
-
 ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "|": "$|$", "–": "--", "—": "---",
@@ -184,8 +177,6 @@ def latex(table: PaperTable) -> str:
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
-
-
 def write_tables(folder: Path, tables: Sequence[PaperTable]) -> list[Path]:
     """<key>.md, .csv and .tex of every table, and tables.md with all of them."""
     keys = [table.key for table in tables]

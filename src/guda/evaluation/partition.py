@@ -17,12 +17,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from guda.config import Config
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX
 from guda.evaluation.results import DatasetEntry, Figure
 from guda.evaluation.tables import GIVEN, MISSING, NOT_SEPARATED, ceiling_name, figure_text, markdown_table
-from guda.runs.recipe import Config
 
 
 class PartitionRow(Config):

@@ -14,11 +14,12 @@ from typing import Any
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
+from guda.config import Config
 from guda.errors import GudaError
 from guda.evaluation.metrics import METRICS
-from guda.runs.recipe import Config
 
 TIMES = ("preprocessing", "query", "total")
+
 CORRELATIONS = ("pearson", "spearman", "top1", "ndcg3_linear")
 
 

@@ -28,11 +28,9 @@ from pydantic import (
 )
 
 from guda.errors import GudaError
-from guda.evaluation.bootstrap import Interval
-from guda.evaluation.ceiling import CEILING, Comparison, Reliability
-from guda.evaluation.floor import Floor
-from guda.runs.run import library_versions
-from guda.runs.store import read_json, write_json
+from guda.evaluation.ceiling import CEILING, Comparison, Floor, Reliability
+from guda.evaluation.intervals import Interval
+from guda.files import library_versions, read_json, write_json
 
 SCHEMA: Literal["guda-results/1"] = "guda-results/1"
 

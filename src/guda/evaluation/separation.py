@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from guda.evaluation.bootstrap import percentile_interval
 from guda.evaluation.ceiling import CEILING, Agreement, Comparison
+from guda.evaluation.intervals import FLIPS, holm, percentile_interval, sign_flip_test
 from guda.evaluation.metrics import LABELS, METRICS
-from guda.evaluation.permutation import FLIPS, holm, sign_flip_test
 from guda.evaluation.results import ALPHA, DatasetEntry, PairEntry, PairFigure
 from guda.evaluation.tables import MISSING, NOT_SEPARATED, markdown_table, rich_table
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+
 TESTED = ("top1", "mrr", "spearman")
+
 ENOUGH = 40  # sign vectors per pair: the smallest p, 1 / (flips + 1), is at most 1/40 after Holm's correction
+
 CORRECTION = (
     "p: two-sided sign-flip permutation of per-query differences, Holm-corrected over the table of each metric; "
     f"{NOT_SEPARATED}: the 95 % interval covers 0 or p > {ALPHA:g}."

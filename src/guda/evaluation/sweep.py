@@ -13,18 +13,19 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat, ValidationError
 
+from guda.config import Config
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX
 from guda.evaluation.results import Cost, DatasetEntry, Figure, MethodEntry
 from guda.evaluation.tables import MISSING, ceiling_name, figure_text, footer, human_count, human_time, title
-from guda.runs.recipe import Config
-from guda.runs.store import read_json
+from guda.files import read_json
 
 REPORTED = (
     "This sweep is reported, not selected on: a setting picked from it has seen these queries; "
     "`guda tune` chooses on queries of their own."
 )
+
 HEADER = ("setting", *(LABELS[m] for m in SIX), "Top-1 / ceiling", "fit evals/group", "LOGO / fit evals", "fit time")
 
 

@@ -16,12 +16,19 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
+
 MISSING = "–"
+
 NOT_SEPARATED = "not separated"
+
 GIVEN = "Intervals are given these trained models; the noise of retraining is not in the interval."
+
 CEILING_NAME = "LOGO, one retraining (ceiling)"
+
 NO_CEILING = "LOGO (no ceiling: one seed)"
+
 COST_COLUMNS = ("fit evals/group", "fit time", "score evals/query", "score time")
+
 HEADER = ("method", *(LABELS[metric] for metric in SIX), *COST_COLUMNS)
 
 

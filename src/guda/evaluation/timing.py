@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, NonNegativeFloat
 
+from guda.config import Config
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.published import PublishedTable
 from guda.evaluation.results import Cost, DatasetEntry
-from guda.runs.recipe import Config
 
 if TYPE_CHECKING:
-    from guda.methods.base import Method
-    from guda.runs.run import Run
+    pass
 
 
 class Timing(Config):
@@ -73,6 +72,7 @@ def rate(tasks: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
 
 
 SAME_WORK = "never, same cost per query"
+
 SAME_TIME = "times per query not separated"
 
 
@@ -101,41 +101,6 @@ def crossing(one: Timing, two: Timing) -> float | None:
     return fit / query
 
 
-def measure(run: Run, method: Method, queries: str) -> Timing:
-    """A fitted and scored method's cost, from what its tasks recorded."""
-    from guda.diffusion.models import asked_groups
-    from guda.methods.elbo import ElboMethod
-    from guda.methods.logo import Logo
-    from guda.methods.unlearned import Unlearned
-    from guda.scoring.terms import load_queries, terms_folder
-
-    n, groups = load_queries(run, queries).n, len(asked_groups(run))
-    fit = [task for stage in method.fit_stages() for task in run.timings(stage)]
-    stages = method.score_stages(queries, terms_folder(run).removeprefix("terms/"))
-    scored = [task for stage in dict.fromkeys(stages) for task in run.timings(stage)]
-    seeds, evals = 1, method.score_evals()
-    if isinstance(method, Logo):
-        seeds = len(method.config.seeds)
-        shared, each = method.networks()
-        evals *= (1 + groups) / (shared + each * groups)
-    fitted: float = groups
-    if isinstance(method, Unlearned):  # of a tree, those above too
-        fitted = sum(method.passes(g) for g in method.nodes())
-    query: float | None = None
-    stderr: float | None = None
-    counted = [(s, e) for s, e in scored if e is not None]
-    if isinstance(method, ElboMethod) and counted and len(counted) == len(scored):
-        slope, error = rate(counted)
-        query, stderr = slope * evals, None if error is None else error * evals
-    elif scored:
-        query = sum(s for s, _ in scored) / n / seeds
-    return Timing(
-        method=method.method_id, n_groups=groups, n_queries=n,
-        fit_seconds=sum(s for s, _ in fit) / seeds if fit else None,
-        query_seconds=query, query_stderr=stderr, fit_evals=method.fit_evals() * fitted, query_evals=evals,
-    )  # fmt: skip
-
-
 def one_retraining(entry: DatasetEntry, lines: Iterable[Timing] = ()) -> Cost:
     """What LOGO costs with one seed, however many the oracle has: of its line (`measure`), which knows whether the
     seeds share a full model; without a line an equal share of what was recorded."""
@@ -153,13 +118,6 @@ def one_retraining(entry: DatasetEntry, lines: Iterable[Timing] = ()) -> Cost:
         fit_evals=logo.fit_evals, fit_seconds=share(logo.fit_seconds), score_evals=share(logo.score_evals),
         score_seconds=share(logo.score_seconds),
     )  # fmt: skip
-
-
-def timings(run: Run, queries: str, methods: Iterable[str]) -> list[Timing]:
-    """By method id, in the given order."""
-    from guda.methods.base import get_method
-
-    return [measure(run, get_method(run, name), queries) for name in methods]
 
 
 def published_timings(table: PublishedTable) -> list[Timing]:

@@ -17,17 +17,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from guda.counterfactuals.packing import bank_fraction
+from guda.config import Config, parse_config
 from guda.data.groups import suggestion
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
-from guda.engine.tasks import Task
 from guda.errors import GudaError
-from guda.runs.recipe import Config, parse_config
-from guda.runs.run import Run
-from guda.runs.store import digest
+from guda.files import digest
+from guda.run.run import Run
+from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
+from guda.unlearning.packing import bank_fraction
 
 
 class Method(ABC):

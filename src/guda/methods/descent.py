@@ -20,15 +20,14 @@ import numpy as np
 
 from guda.data.groups import Groups
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data
-from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.elbo import ElboMethod
-from guda.methods.raced import last_look
-from guda.scoring.pilot import run_plan
-from guda.scoring.race import StopRule
+from guda.methods.race import last_look
+from guda.run.models import load_data
+from guda.run.plan import run_plan
+from guda.run.task import Task
+from guda.scoring.race import Screened, StopRule
 from guda.scoring.scores import Scores
-from guda.scoring.screen import Screened
 
 
 def tree_levels(method: ElboMethod) -> list[tuple[int, ...]]:

@@ -14,18 +14,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from guda.data.queries import Queries
-from guda.diffusion.models import asked_groups, load_data, run_schedule
-from guda.engine.tasks import Task
 from guda.methods.base import Method
+from guda.methods.terms import ModelRef, families, read_terms, score_tasks
+from guda.run.models import asked_groups, load_data, run_schedule
+from guda.run.plan import run_plan
+from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.drift import SUBTRACTED, Drift
-from guda.scoring.estimate import difference, stack_estimates
-from guda.scoring.pilot import run_plan
-from guda.scoring.ranks import rank_columns
+from guda.scoring.estimate import difference, rank_columns, stack_estimates
 from guda.scoring.scores import Scores
-from guda.scoring.terms import ModelRef, Terms, families, read_terms, score_tasks
+from guda.scoring.terms import Terms
 
 Set = tuple[ModelRef, dict[str, ModelRef]]  # a full model, and its counterfactual per group
+
 Reader = Callable[[ModelRef], Terms]
 
 

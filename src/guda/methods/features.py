@@ -21,15 +21,15 @@ import torch
 from guda.baselines.curvature import Through
 from guda.baselines.features import FeatureConfig, Featuriser, Split, feature_settings, meet
 from guda.baselines.ridge import Rows, Spectrum, gram
+from guda.config import parse_config
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data, load_model, model_digest, model_files, prompt_files, training_inputs
-from guda.engine.tasks import Task
 from guda.errors import Mismatch
-from guda.runs import progress
-from guda.runs.recipe import parse_config
-from guda.runs.run import Run
-from guda.runs.store import digest, read_header, read_tensors, write_tensors
-from guda.scoring.terms import load_queries
+from guda.files import digest, read_header, read_tensors, write_tensors
+from guda.methods.terms import load_queries
+from guda.run import progress
+from guda.run.models import load_data, load_model, model_digest, model_files, prompt_files, training_inputs
+from guda.run.run import Run
+from guda.run.task import Task
 
 SHARD = 256  # images of one task: what a kill loses at most
 
@@ -179,8 +179,6 @@ def check_model(run: Run, model: str, found: str | None, file: str) -> None:
 
 
 # --- what tasks do ------------------------------------------------------------------------------------
-
-
 def _store(
     run: Run, config: dict[str, Any], model: str, seed: int, through: dict[str, Any] | None = None
 ) -> FeatureStore:

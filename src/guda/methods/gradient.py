@@ -34,27 +34,20 @@ from guda.baselines.presets import (
 )
 from guda.baselines.residuals import residuals
 from guda.baselines.ridge import Cholesky, Eigen, Ridge, Rows, effective
+from guda.config import parse_config
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import (
-    architecture,
-    asked_groups,
-    full_tasks,
-    load_data,
-    model_digest,
-    resolve,
-)
-from guda.engine.tasks import Task
 from guda.errors import GudaError, Mismatch
+from guda.files import digest, read_tensors, write_tensors
 from guda.methods.base import Method, known_methods, method
-from guda.methods.errors import ErrorStore
 from guda.methods.features import SHARD, FeatureStore
-from guda.runs.recipe import parse_config
-from guda.runs.run import Run
-from guda.runs.store import digest, read_tensors, write_tensors
+from guda.methods.residuals import ErrorStore
+from guda.methods.terms import load_queries
+from guda.run.models import architecture, asked_groups, full_tasks, load_data, model_digest, resolve
+from guda.run.run import Run
+from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
 
 
 @method("trak")
@@ -303,8 +296,6 @@ class Relatif(Trak):
 
 
 # --- what tasks do ------------------------------------------------------------------------------------
-
-
 def _method(run: Run, name: str, config: dict[str, Any]) -> Trak:
     cls = known_methods()[name]  # in a fresh process too, and of other files than this one
     found = cls(run, name, parse_config(cls.Config, config, name))

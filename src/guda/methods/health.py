@@ -18,19 +18,20 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from guda.diffusion.models import asked_groups, run_schedule
+from guda.config import Config
 from guda.errors import GudaError
+from guda.files import digest, read_json, write_json
 from guda.methods.base import Method
 from guda.methods.elbo import ElboMethod
 from guda.methods.reference import Reference
-from guda.runs.recipe import Config
-from guda.runs.run import Run
-from guda.runs.store import digest, read_json, write_json
+from guda.run.models import asked_groups, run_schedule
+from guda.run.plan import run_plan
+from guda.run.run import Run
 from guda.scoring.bands import by_band, default_edges
 from guda.scoring.drift import Drift, measure
-from guda.scoring.pilot import run_plan
 
 SIGN = "positive = the counterfactual explains the images worse than the full model"
+
 NOTE = "training images: the full model has trained on them, so forgetting is larger than on fresh pictures"
 
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from guda.config import Config
 from guda.data.queries import Queries
-from guda.diffusion.models import run_schedule
-from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.base import get_method, method
 from guda.methods.elbo import ElboMethod, Set
-from guda.runs.recipe import Config
-from guda.runs.run import Run
+from guda.run.models import run_schedule
+from guda.run.run import Run
+from guda.run.task import Task
 
 
 class HybridConfig(Config):

@@ -20,13 +20,13 @@ from pydantic import Field
 from guda.baselines.curvature import Through
 from guda.baselines.kfac import Draws, curvature, need_library
 from guda.baselines.presets import GradientConfig
-from guda.diffusion.models import asked_groups, load_model, model_digest, model_files, prompt_files, training_inputs
-from guda.engine.tasks import Task
+from guda.files import digest
 from guda.methods.base import method
 from guda.methods.features import FeatureStore
 from guda.methods.gradient import Trak
-from guda.runs.run import Run
-from guda.runs.store import digest
+from guda.run.models import asked_groups, load_model, model_digest, model_files, prompt_files, training_inputs
+from guda.run.run import Run
+from guda.run.task import Task
 
 
 class KfacConfig(GradientConfig):

@@ -12,10 +12,15 @@ from typing import Any
 import numpy as np
 from pydantic import Field, field_validator
 
-from guda.counterfactuals.bank import Counterfactual, file_name
+from guda.config import Config
 from guda.data.groups import Groups
 from guda.data.queries import Queries
-from guda.diffusion.models import (
+from guda.diffusion import distributed
+from guda.files import digest
+from guda.methods.base import get_method, method
+from guda.methods.elbo import ElboMethod
+from guda.methods.terms import ModelRef
+from guda.run.models import (
     drop_checkpoints,
     full_name,
     full_tasks,
@@ -24,16 +29,11 @@ from guda.diffusion.models import (
     train_evals,
     train_model,
 )
-from guda.engine import team
-from guda.engine.tasks import Task
-from guda.methods.base import get_method, method
-from guda.methods.elbo import ElboMethod
-from guda.runs.recipe import Config
-from guda.runs.run import Run
-from guda.runs.store import digest
+from guda.run.run import Run
+from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
-from guda.scoring.terms import ModelRef
+from guda.unlearning.bank import Counterfactual, file_name
 
 
 class LogoConfig(Config):
@@ -134,7 +134,7 @@ def train_without(logo: Logo, seed: int, group: str, file: str, groups: Groups |
     run = logo.run
     checkpoints = run.path("checkpoints", f"logo-{digest([logo.folder, seed, group])}")
     trained = train_model(run, seed, checkpoints, groups, leave_out=group, coupled=logo.config.coupled)
-    if not team.leads():
+    if not distributed.is_main():
         return trained.earlier
     Counterfactual("weights", group, "", f"logo-s{seed}", trained.weights).save(run.path(file))
     return drop_checkpoints(checkpoints, trained.earlier)

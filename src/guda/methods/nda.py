@@ -24,22 +24,22 @@ from pydantic import Field, field_validator, model_validator
 from guda.baselines.aggregate import PATTERN, by_group
 from guda.baselines.nda import Noised, Patch, cuts, posterior_mass
 from guda.baselines.similarity import exemplars
+from guda.config import Config, parse_config
 from guda.data.images import ImageData
 from guda.data.pixels import to_float
 from guda.data.queries import Queries
-from guda.diffusion.models import asked_groups, load_data, run_schedule
 from guda.diffusion.noise import generator
 from guda.diffusion.schedule import Schedule
-from guda.engine.tasks import Task
 from guda.errors import GudaError
+from guda.files import read_tensors, write_json, write_tensors
 from guda.methods.base import Method, method
-from guda.runs import progress
-from guda.runs.recipe import Config, parse_config
-from guda.runs.run import Run
-from guda.runs.store import read_tensors, write_json, write_tensors
+from guda.methods.terms import load_queries
+from guda.run import progress
+from guda.run.models import asked_groups, load_data, run_schedule
+from guda.run.run import Run
+from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
 
 HELD = 2**25  # (place, training image) pairs held at once: 256 MB
 

@@ -13,23 +13,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from guda.counterfactuals.bank import FILES, file_name
-from guda.counterfactuals.unlearn import OPERATORS, Operator
+from guda.config import parse_config
 from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.queries import Queries
-from guda.diffusion.models import load_data, model_files, need_training, prompt_files, train_evals
-from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.base import METHODS, Method, get_method
 from guda.methods.elbo import ElboMethod
 from guda.methods.logo import Logo, train_without
 from guda.methods.unlearned import Unlearned, fit_without
-from guda.runs.recipe import parse_config
-from guda.runs.run import Run
+from guda.run.models import load_data, model_files, need_training, prompt_files, train_evals
+from guda.run.run import Run
+from guda.run.task import Task
+from guda.unlearning.bank import FILES, file_name
+from guda.unlearning.unlearn import OPERATORS, Operator
 
 SUFFIX = "-pairs"
+
 FOLDER = "pairs"
+
 Pair = tuple[str, str]
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from guda.diffusion.models import load_model
-from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.base import Method, get_method
 from guda.methods.elbo import ElboMethod
-from guda.runs.run import Run
-from guda.scoring.pilot import FILE, IMAGES, MODELS, POINTS, needs_pilot, write_pilot
-from guda.scoring.probe import run_settings
-from guda.scoring.terms import load_counterfactual
+from guda.methods.terms import load_counterfactual
+from guda.run.models import load_model
+from guda.run.plan import FILE, needs_pilot, write_pilot
+from guda.run.run import Run
+from guda.run.settings import run_settings
+from guda.run.task import Task
+from guda.scoring.pilot import IMAGES, MODELS, POINTS
 
 
 def pilot_tasks(run: Run, methods: Sequence[Method]) -> list[Task]:

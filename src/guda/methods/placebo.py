@@ -16,22 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from guda.counterfactuals.bank import file_name
-from guda.counterfactuals.unlearn import OPERATORS
+from guda.config import parse_config
 from guda.data.groups import Groups
 from guda.data.images import ImageData
-from guda.diffusion.models import architecture, asked_groups, load_data, model_files
 from guda.diffusion.noise import generator
-from guda.engine.tasks import Task
 from guda.errors import GudaError
 from guda.methods.base import METHODS, Method
 from guda.methods.unlearned import Unlearned, fit_without
-from guda.runs.recipe import parse_config
-from guda.runs.run import Run
+from guda.run.models import architecture, asked_groups, load_data, model_files
+from guda.run.run import Run
+from guda.run.task import Task
 from guda.scoring.scores import Scores
+from guda.unlearning.bank import file_name
+from guda.unlearning.unlearn import OPERATORS
 
 SUFFIX = "-placebo"
+
 QUANTILE = 0.95
+
 REST = "rest"
 
 

@@ -1,6 +1,6 @@
 """posterior: no fine-tuning at all. Every group's counterfactual is a rule on top of the full model.
 
-The only thing fitted is a density of the training images (seconds; counterfactuals/gaussians.py). Scoring evaluates the
+The only thing fitted is a density of the training images (seconds; unlearning/densities.py). Scoring evaluates the
 full model once more per draw and moves its prediction by the density's change, for all groups together.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from guda.counterfactuals.rule import RuleConfig, fit_rule, refuse_conditional, save_rule
-from guda.diffusion.models import architecture, load_data, load_model, model_digest, model_files
-from guda.engine.tasks import Task
+from guda.config import parse_config
 from guda.methods.base import method
 from guda.methods.elbo import ElboMethod, Set
-from guda.runs.recipe import parse_config
-from guda.runs.run import Run
-from guda.scoring.terms import ModelRef
+from guda.methods.terms import ModelRef
+from guda.run.models import architecture, load_data, load_model, model_digest, model_files
+from guda.run.run import Run
+from guda.run.task import Task
+from guda.unlearning.rule import RuleConfig, fit_rule, refuse_conditional, save_rule
 
 RULE = "rule.safetensors"  # the file of all groups
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from guda.engine.tasks import Task
+from guda.config import Config
 from guda.errors import GudaError
 from guda.methods.base import method
 from guda.methods.elbo import ElboMethod, Set
-from guda.runs.recipe import Config
-from guda.scoring.terms import ModelRef
+from guda.methods.terms import ModelRef
+from guda.run.task import Task
 
 ALL = "all fine-tuning data"
 

@@ -15,15 +15,15 @@ import numpy as np
 
 from guda.data.images import ImageData
 from guda.data.queries import Queries
-from guda.diffusion.models import architecture, asked_groups, load_data, training_prompts
 from guda.diffusion.noise import generator
-from guda.engine.tasks import Task
 from guda.errors import GudaError
+from guda.files import digest
 from guda.methods.elbo import ElboMethod
-from guda.runs.run import Run
-from guda.runs.store import digest
+from guda.methods.terms import load_queries, score_tasks
+from guda.run.models import architecture, asked_groups, load_data, training_prompts
+from guda.run.run import Run
+from guda.run.task import Task
 from guda.scoring.bands import Bands
-from guda.scoring.terms import load_queries, score_tasks
 
 SEED = 0
 

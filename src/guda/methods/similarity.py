@@ -26,17 +26,17 @@ from guda.baselines.similarity import (
     group_embeddings,
     group_means,
 )
+from guda.config import Config, parse_config
 from guda.data.queries import Queries
-from guda.diffusion.models import asked_groups, load_data
-from guda.engine.tasks import Task
 from guda.errors import GudaError
+from guda.files import digest, read_tensors, write_tensors
 from guda.methods.base import METHODS, Method, method
-from guda.runs.recipe import Config, parse_config
-from guda.runs.run import Run
-from guda.runs.store import digest, read_tensors, write_tensors
+from guda.methods.terms import load_queries
+from guda.run.models import asked_groups, load_data
+from guda.run.run import Run
+from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
 
 ESTIMANDS = {
     "mean": "cosine similarity to the group's mean embedding",
@@ -157,8 +157,6 @@ def fit_groups(run: Run, method: str, config: dict[str, Any]) -> None:
 
 
 # --- networks -------------------------------------------------------------------------------------
-
-
 class NetworkSimilarity(Similarity):
     """The encoder is a network. `probe`, the embedding of the first training image, is kept with the groups: other
     weights under the same name are noticed, without hashing gigabytes."""

@@ -18,19 +18,20 @@ from pydantic import Field, field_validator, model_validator
 from guda.baselines.aggregate import PATTERN, by_group
 from guda.baselines.gradients import regular_expression
 from guda.baselines.similarity import exemplars
+from guda.config import Config
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import architecture, asked_groups, load_data, model_files, prompt_files
-from guda.engine.tasks import Task
 from guda.errors import GudaError, NotFinite
 from guda.methods.base import Method, method
-from guda.runs.recipe import Config
+from guda.methods.terms import shard_names
+from guda.run.models import architecture, asked_groups, load_data, model_files, prompt_files
+from guda.run.settings import run_settings
+from guda.run.task import Task
 from guda.scoring.bands import Bands
-from guda.scoring.probe import run_settings
 from guda.scoring.scores import Scores
-from guda.scoring.terms import shard_names
 
 SHARD = 16  # queries of one task: what a kill loses at most
+
 WORK = "guda.methods.synthesized_work"
 
 

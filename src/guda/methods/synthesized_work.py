@@ -14,18 +14,19 @@ from guda.baselines.features import grid
 from guda.baselines.fisher import Fisher, fisher_pass, inverse, mean_of, per_sample_block
 from guda.baselines.gradients import KEYS_AND_VALUES, Gradients
 from guda.baselines.synthesized import Ascent, Query, Samples, first_order, losses, unlearn_query
+from guda.config import parse_config
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.latents import Latents
-from guda.diffusion.models import load_data, load_model, model_digest, training_inputs
 from guda.diffusion.noise import generator
 from guda.errors import Mismatch
+from guda.files import read_tensors, write_tensors
 from guda.methods.synthesized import SHARD, Synthesized, SynthesizedConfig
-from guda.runs import progress
-from guda.runs.recipe import parse_config
-from guda.runs.run import Run
-from guda.runs.store import read_tensors, write_tensors
-from guda.scoring.probe import Settings, run_settings
-from guda.scoring.terms import load_queries
+from guda.methods.terms import load_queries
+from guda.run import progress
+from guda.run.models import load_data, load_model, model_digest, training_inputs
+from guda.run.run import Run
+from guda.run.settings import run_settings
+from guda.scoring.settings import Settings
 
 DIRECTIONS = 2**27  # numbers of query directions held at once (order: first)
 

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-import guda.counterfactuals.operators  # noqa: F401  registers the operators
-from guda.counterfactuals.bank import file_name
-from guda.counterfactuals.unlearn import OPERATORS, Operator, check_groups, check_kind, flips, unlearn_group
+import guda.unlearning.operators  # noqa: F401  registers the operators
+from guda.config import parse_config
 from guda.data.images import ImageData
-from guda.data.prompts import load_prompts
 from guda.data.queries import Queries
-from guda.diffusion.models import (
+from guda.errors import GudaError
+from guda.files import write_json
+from guda.methods.base import METHODS
+from guda.methods.elbo import ElboMethod
+from guda.methods.reference import reference, reference_scores, reference_tasks
+from guda.methods.terms import ModelRef
+from guda.run import progress
+from guda.run.models import (
     architecture,
     conditional_name,
     conditional_tasks,
     load_data,
     load_model,
+    load_prompts,
     model_files,
     need_training,
     prompt_files,
     training_inputs,
 )
-from guda.engine.tasks import Task
-from guda.errors import GudaError
-from guda.methods.base import METHODS
-from guda.methods.elbo import ElboMethod
-from guda.methods.reference import reference, reference_scores, reference_tasks
-from guda.runs import progress
-from guda.runs.recipe import parse_config
-from guda.runs.run import Run
-from guda.runs.store import write_json
+from guda.run.run import Run
+from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.drift import Drift, measure
-from guda.scoring.terms import ModelRef
+from guda.unlearning.bank import file_name
+from guda.unlearning.unlearn import OPERATORS, Operator, check_groups, check_kind, flips, unlearn_group
 
 
 class Unlearned(ElboMethod):

@@ -21,7 +21,9 @@ from guda.report.verdict import Kind, Verdict, verdict
 from guda.scoring.scores import GroupScore, Scores
 
 PER = 1000  # images
+
 TICKS = 4
+
 ODDS, LEAST = 3, 0.005  # groups of a picture whose probability of being first is told beside its verdict, if it is more
 
 

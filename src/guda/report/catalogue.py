@@ -13,24 +13,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from guda.data.groups import suggestion
-from guda.diffusion.models import asked_groups, load_data
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.likelihood import COLUMNS, read_likelihood
 from guda.evaluation.results import DatasetEntry
-from guda.evaluation.timing import Timing, timings
+from guda.evaluation.timing import Timing
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod
+from guda.methods.terms import load_queries
 from guda.report import figures, pictures
 from guda.report.content import main_method
 from guda.report.same_noise import same_noise, same_noise_tasks
 from guda.report.trust import read_evaluation
-from guda.runs.run import Run
+from guda.run.models import asked_groups, load_data
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
+from guda.steps.timing import timings
 
 if TYPE_CHECKING:
-    from guda.verbs.work import Engine
+    from guda.steps.fit import Engine
+
 
 PLOT, GRID = ("svg", "pdf", "png"), ("png",)
 
@@ -47,7 +49,7 @@ class Asked:
 
     @property
     def set(self) -> str:
-        from guda.verbs import choose_queries
+        from guda.steps import choose_queries
 
         return choose_queries(self.run, self.queries)
 
@@ -56,7 +58,7 @@ class Asked:
         return self.run.recipe.name
 
     def scores(self, method: str | None = None) -> Scores:
-        from guda.verbs import scored_methods, scores_path
+        from guda.steps import scored_methods, scores_path
 
         name, wanted = self.set, method or str(self.method)
         if wanted not in (there := scored_methods(self.run, name)):
@@ -79,11 +81,9 @@ class Asked:
 
 
 # ---- which method, if none is named -------------------------------------------------------------------------------
-
-
 def _main(asked: Asked) -> str:
     """The one that the report shows first."""
-    from guda.verbs import scored_methods
+    from guda.steps import scored_methods
 
     name = asked.set
     there = scored_methods(asked.run, name)
@@ -109,8 +109,6 @@ def _first_with_models(asked: Asked) -> str:
 
 
 # ---- how each is drawn --------------------------------------------------------------------------------------------
-
-
 def _cost_fidelity(asked: Asked, path: Path) -> Path:
     return figures.cost_fidelity(asked.title, asked.evaluation(), path, timings=_timings(asked))
 
@@ -128,7 +126,7 @@ def _heat_map(asked: Asked, path: Path) -> Path:
 
 
 def _ranking(asked: Asked, path: Path) -> Path:
-    from guda.verbs import scored_methods
+    from guda.steps import scored_methods
 
     scores, queries = asked.scores(), load_queries(asked.run, asked.set)
     query = asked.query or ""
@@ -141,7 +139,7 @@ def _ranking(asked: Asked, path: Path) -> Path:
 
 
 def _likelihood(asked: Asked, path: Path) -> Path:
-    from guda.verbs import likelihood_path
+    from guda.steps import likelihood_path
 
     file = likelihood_path(asked.run, asked.set, f"{asked.method}.parquet")
     one = asked.scores()
@@ -166,8 +164,6 @@ def _same_noise(asked: Asked, path: Path) -> Path:
 
 
 # ---- the list -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Figure:
     about: str

@@ -13,18 +13,18 @@ import numpy as np
 
 from guda.data.images import ImageData
 from guda.data.queries import Queries
-from guda.diffusion.models import asked_data, load_data, model_digest
 from guda.errors import GudaError, Mismatch
 from guda.evaluation.calibration import Share, by_kind, by_probability
 from guda.evaluation.results import DatasetEntry
+from guda.files import digest_file
 from guda.methods.placebo import Null
+from guda.methods.terms import load_queries
 from guda.report import trust
 from guda.report.cards import MethodView
 from guda.report.verdict import LABELS
-from guda.runs.run import Run
-from guda.runs.store import digest_file
+from guda.run.models import asked_data, load_data, model_digest
+from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Content:
 
     @classmethod
     def read(cls, run: Run, name: str, variant: str | None = None) -> Content:
-        from guda.verbs import placebo_null
+        from guda.steps import placebo_null
 
         data, queries = asked_data(run), load_queries(run, name)
         found = read_scores(run, data, queries, name, variant)
@@ -61,7 +61,7 @@ class Content:
         against = self.run.recipe.evaluation.against
         found = next((v for v in self.views if v.id == against), None)
         if found is None and self.variant is not None:
-            from guda.verbs import scored_methods
+            from guda.steps import scored_methods
 
             if against in scored_methods(self.run, self.name):
                 scores = read_scores(self.run, self.data, self.queries, self.name, None, only=against)[0]
@@ -88,7 +88,7 @@ class Content:
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of what went in: weights, data, pictures and the files of scores."""
-        from guda.verbs import scores_path
+        from guda.steps import scores_path
 
         files = [scores_path(self.run, self.name, v.id, self.variant) for v in self.views]
         return {
@@ -102,7 +102,7 @@ def read_scores(
     run: Run, data: ImageData, queries: Queries, name: str, variant: str | None = None, only: str | None = None
 ) -> list[Scores]:
     """Every method's scores of the set, refused where they are of other pictures or groups."""
-    from guda.verbs import scored_methods, scores_path
+    from guda.steps import scored_methods, scores_path
 
     methods = scored_methods(run, name, variant) if only is None else [only]
     stop, _, screen = (variant or "").partition("+")

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from guda.errors import GudaError
 from guda.evaluation.tables import human_count, human_time
-from guda.evaluation.timing import Timing, measure
+from guda.evaluation.timing import Timing
 from guda.report.cards import MethodView
-from guda.runs.run import Run
+from guda.run.run import Run
+from guda.steps.timing import measure
 
 STAGES = {"train": "training the full model", "fit": "fitting counterfactuals and baselines, and retraining",
           "sample": "drawing the pictures", "pilot": "the pilot of the scoring plan", "score": "scoring",
@@ -48,7 +49,7 @@ def cost_lines(run: Run, queries: str, views: list[MethodView], variant: str | N
 
 def _timing(run: Run, queries: str, view: MethodView, variant: str | None) -> Timing | None:
     from guda.methods.base import get_method
-    from guda.verbs import evals_per_picture, upper_levels
+    from guda.steps import evals_per_picture, upper_levels
 
     try:
         found = measure(run, get_method(run, view.id), queries)

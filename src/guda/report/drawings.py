@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from guda.diffusion.models import asked_groups
-from guda.engine.tasks import Task, pending
 from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.report.same_noise import SameNoise, columns, models, read, same_noise_tasks
 from guda.report.thumbnails import SMALLEST, Symbols, side_for
-from guda.runs.run import Run
+from guda.run.models import asked_groups
+from guda.run.run import Run
+from guda.run.task import Task, pending
 
 SHOWN = 4  # noises on a card
+
 PROMPTS = 12  # text-to-image: columns drawn at most, one per group
+
 BUDGET = 4_000_000  # bytes of base64 for all drawings together; methods beyond it are left out
+
 LARGEST = 64  # pixels
 
 

@@ -32,13 +32,15 @@ from typing import Any
 import numpy as np
 
 from guda import __version__
+from guda.files import write_text
 from guda.report import costs, health
 from guda.report.cards import MethodView
 from guda.report.content import Content
-from guda.runs.store import write_text
 
 SCHEMA = "guda-report/1"
+
 FIGURES = ("score", "stderr", "lo", "hi", "p_first", "rank_lo", "rank_hi", "n_evals")
+
 COLUMNS = (
     "query", "prompt", "method", "group", "rank", "score", "unit", "stderr", "lo", "hi", "p_first", "rank_lo",
     "rank_hi", "verdict", "n_evals",

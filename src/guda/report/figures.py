@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from guda.engine.simulate import Schedule, busy
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS
@@ -26,8 +27,6 @@ APART = (0.015, 0.03)  # of the axes: points closer than this in both are drawn 
 
 
 # ---- fidelity against cost ----------------------------------------------------------------------------------------
-
-
 def cost_fidelity(
     name: str, entry: DatasetEntry, path: Path, metric: str = "top1", timings: Sequence[Timing] = ()
 ) -> Path:
@@ -125,8 +124,6 @@ def _swarm(places: Mapping[str, float], heights: Mapping[str, float], width: flo
 
 
 # ---- scores -------------------------------------------------------------------------------------------------------
-
-
 def heatmap(scores: Scores, path: Path) -> Path:
     """Queries x groups; queries under the group they owe most to, the strongest first. White is 0."""
     top = scores.score.argmax(axis=1)
@@ -186,8 +183,6 @@ def ranking(scores: Scores, query: str, image: np.ndarray, path: Path, oracle: s
 
 
 # ---- ELBO against likelihood --------------------------------------------------------------------------------------
-
-
 def elbo_vs_likelihood(
     name: str, elbo: np.ndarray, log_p: np.ndarray, path: Path, figures: Mapping[str, float] | None = None
 ) -> Path:
@@ -223,8 +218,6 @@ def elbo_vs_likelihood(
 
 
 # ---- time against queries -----------------------------------------------------------------------------------------
-
-
 def timing(name: str, timings: Sequence[Timing], path: Path, reference: str = CEILING) -> Path:
     """T_total = T_fit + Q t_query against Q; a dot where a line meets that of `reference`."""
     shown = [t for t in timings if t.total(1) is not None]
@@ -258,3 +251,33 @@ def timing(name: str, timings: Sequence[Timing], path: Path, reference: str = CE
         if untimed:
             figure.supxlabel(f"not timed: {', '.join(untimed)}", fontsize=7, x=0.02, ha="left")
     return path
+
+
+def cluster_schedules(schedules: Sequence[Schedule], path: Path) -> None:
+    """Left: time against workers, with what it cannot be less than. Right: who is busy when, for a few of them."""
+    from guda.report.style import INK, OKABE_ITO, drawing
+
+    shown = [schedules[i] for i in sorted({0, len(schedules) // 2, len(schedules) - 1})]
+    colours = dict(zip(("train", "fit", "score"), OKABE_ITO, strict=False))
+    with drawing(path, 8.4, 3.4) as figure:
+        grid = figure.add_gridspec(len(shown), 2, width_ratios=(1, 1.3))
+        left = figure.add_subplot(grid[:, 0])
+        workers = [s.cluster.workers for s in schedules]
+        left.loglog(workers, [s.makespan / 3600 for s in schedules], "o-", color=INK, label="simulated")
+        for cause, dash in (("workers", "--"), ("chain", ":"), ("driver", "-.")):
+            bound = [s.bounds[cause] / 3600 for s in schedules]
+            if max(bound) > 0:
+                left.loglog(workers, bound, dash, color=OKABE_ITO[6], label=f"not less, by {cause}")
+        left.set(xlabel="workers", ylabel="hours")
+        left.legend()
+        for k, schedule in enumerate(shown):
+            axes = figure.add_subplot(grid[k, 1])
+            curves = busy(schedule.spans, 240, schedule.makespan)
+            hours = [(i + 0.5) * schedule.makespan / 240 / 3600 for i in range(240)]
+            axes.stackplot(hours, *curves.values(), colors=[colours.get(c, INK) for c in curves], labels=list(curves))
+            axes.set(ylim=(0, schedule.cluster.workers), ylabel=f"{schedule.cluster.workers}")
+            axes.set_yticks([])
+            if k == 0:
+                axes.set_title("busy workers over time")
+                axes.legend(loc="upper right", frameon=True, framealpha=1, ncols=3)
+        axes.set_xlabel("hours")

@@ -18,10 +18,12 @@ from guda.methods.health import DriftFigure, Health, read_health
 from guda.methods.placebo import QUANTILE, Null
 from guda.report.cards import MethodView, Scale
 from guda.report.numbers import decimals, interval, percent, signed
-from guda.runs.run import Run
+from guda.run.run import Run
 
 NUMBERED = 16  # with more groups, numbers do not fit into the cells; they are in the tooltips
+
 STRONGEST = 0.5  # opacity of a cell: text on it stays readable, on light and dark ground
+
 DOTS = 300  # marks of a row in the figure of the null
 
 

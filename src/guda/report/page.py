@@ -19,24 +19,31 @@ import numpy as np
 
 from guda.errors import GudaError
 from guda.evaluation import tables
+from guda.files import write_text
 from guda.report import costs, health, numbers, trust
 from guda.report.cards import PER, MethodView
 from guda.report.content import Content
 from guda.report.drawings import Drawings, read_drawings
 from guda.report.thumbnails import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
 from guda.report.verdict import LABELS
-from guda.runs.run import Run
-from guda.runs.store import write_text
+from guda.run.run import Run
 from guda.scoring.drift import SUBTRACTED
 from guda.scoring.scores import Scores
 
 TEMPLATE = "page.html.j2"
+
 EXEMPLARS = 4  # training images shown of each group
+
 SHOWN = 12  # groups of a picture shown at once; the others are folded away
+
 TINY = 96  # pictures of fewer pixels are enlarged with hard edges
+
 COMPARED = 3  # groups of each method in the table of all methods
+
 EXAMPLES = 3_000_000  # bytes of base64 of all training images
+
 WEIGHT = 28_000_000  # bytes of the page; thumbnails get what text and symbols leave
+
 ROW, LINE, CARD = 420, 150, 3_000  # bytes at most of a bar, of a method's line, of the rest of a card
 
 PLACEBO_SAYS = (
@@ -44,12 +51,13 @@ PLACEBO_SAYS = (
     "first score above 95 % of placebo scores, its interval not",
     "first score above 95 % of placebo scores",
 )
+
 ODDS_NONE = ", among groups that do not stand out"
 
 
 def report_path(run: Run, queries: str, variant: str | None = None) -> Path:
     """RUN/report.html for the run's own set; other sets and raced scores have files of their own."""
-    from guda.verbs import choose_queries
+    from guda.steps import choose_queries
 
     try:
         own = choose_queries(run) == queries
@@ -93,7 +101,7 @@ def _oracle_says(oracle: MethodView, q: int) -> str:
 
 def _taught(content: Content) -> list[str] | None:
     """What fine-tuning as a whole taught of each picture, where it was scored (methods/pretrained.py)."""
-    from guda.verbs import scores_path
+    from guda.steps import scores_path
 
     path = scores_path(content.run, content.name, "pretrained")
     scores = Scores.read(path) if path.is_file() else None
@@ -107,7 +115,7 @@ def _taught(content: Content) -> list[str] | None:
 
 def _ways(content: Content) -> list[list[str]]:
     """Of every picture, how the groups above stood on the way down a tree; no lines where there was no descent."""
-    from guda.verbs import upper_levels
+    from guda.steps import upper_levels
 
     levels = upper_levels(content.run, content.name, content.view.id, content.variant)
     return [

@@ -9,10 +9,12 @@ import tempfile
 from pathlib import Path
 
 from guda.errors import GudaError
-from guda.runs.store import atomic_path
+from guda.files import atomic_path
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "msedge", "microsoft-edge")
+
 VARIABLE = "GUDA_BROWSER"
+
 PATIENCE = 600  # seconds
 
 

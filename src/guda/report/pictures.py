@@ -16,7 +16,7 @@ import numpy as np
 from guda.data.images import ImageData
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
-from guda.runs.store import write_bytes
+from guda.files import write_bytes
 
 CELL, GAP, MARGIN, FONT = 72, 4, 10, 13  # pixels: a picture is at least about CELL and at most 2 CELL wide
 

@@ -14,19 +14,18 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from guda.data.prompts import load_prompts
-from guda.diffusion.models import asked_groups, load_data, load_model, prompt_files
+from guda.config import Config
 from guda.diffusion.noise import generator
-from guda.engine.tasks import Task
 from guda.errors import GudaError, Mismatch
+from guda.files import digest, read_tensors, write_tensors
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod
+from guda.methods.terms import ModelRef, load_counterfactual
 from guda.report.pictures import grid
-from guda.runs import progress
-from guda.runs.recipe import Config
-from guda.runs.run import Run
-from guda.runs.store import digest, read_tensors, write_tensors
-from guda.scoring.terms import ModelRef, load_counterfactual
+from guda.run import progress
+from guda.run.models import asked_groups, load_data, load_model, load_prompts, prompt_files
+from guda.run.run import Run
+from guda.run.task import Task
 
 BLOCK = 16  # pictures drawn together; part of what makes their last bits
 
@@ -102,7 +101,7 @@ def draw(run: Run, model: list[Any], config: dict[str, Any]) -> None:
     """The task: one model's pictures."""
     import torch
 
-    from guda.diffusion.ddim import ddim, initial_noise
+    from guda.diffusion.sampling import ddim, initial_noise
 
     ref, asked = ModelRef(*model), SameNoise.model_validate(config)
     denoiser = load_counterfactual(run, ref)

@@ -9,19 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from guda.errors import GudaError
-from guda.runs.store import atomic_path
+from guda.files import atomic_path
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")  # grey for their yellow
+
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+
 INK, FAINT = "#222222", "#BBBBBB"
+
 DIVERGING = "RdBu_r"  # blue below 0, white at 0, red above
+
 SETTINGS: Any = {
     "svg.hashsalt": "guda", "svg.fonttype": "path", "pdf.fonttype": 42, "font.family": "DejaVu Sans", "font.size": 8.5,
     "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
     "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "text.color": INK, "legend.frameon": False,
     "legend.fontsize": 7.5, "lines.linewidth": 1.3, "figure.dpi": 100, "savefig.dpi": 150, "path.simplify": True,
 }  # fmt: skip
+
 METADATA: dict[str, dict[str, Any]] = {  # no dates: the same numbers give the same bytes
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},

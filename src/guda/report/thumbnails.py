@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 LARGEST, SMALLEST = 128, 32  # longer side, pixels
+
 BUDGET = 20_000_000  # bytes of base64 for all queries together
+
 EXEMPLAR = 96
 
 

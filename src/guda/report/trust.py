@@ -10,12 +10,14 @@ from guda.errors import GudaError
 from guda.evaluation.calibration import Share
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.results import DatasetEntry, Figure
+from guda.files import read_json
 from guda.report.numbers import percent, probability
-from guda.runs.run import Run
-from guda.runs.store import read_json
+from guda.run.run import Run
 
 METRIC = "top1"
+
 FEW = 20  # pictures from which no claim can be confirmed
+
 
 # What the table's columns say, for a reader who has not met them.
 GLOSSARY = (

@@ -2,7 +2,7 @@
 
 The first group stands out only if its whole interval is above the floor, and no other group may be ahead of it. The
 floor is zero, or what 95 % of placebo groups score, where that is more. Who may be ahead is told by the rank intervals:
-differences between groups scored with the same draws, all comparisons held together at 95 % (scoring/ranks.py), or a
+differences between groups scored with the same draws, all comparisons held together at 95 % (scoring/estimate.py), or a
 race settled with at least that confidence, among the groups that raced. Where there are none, and among the first of a
 race that settled several together, two groups count as separated only if their intervals do not overlap, which is
 stricter.
@@ -25,6 +25,7 @@ LABELS: dict[Kind, str] = {
     "none": "Nothing stands out",
     "unmeasured": "No interval, no verdict",
 }
+
 NAMED = 3  # groups of a tie that are named; the others are counted
 
 

@@ -15,16 +15,14 @@ import numpy as np
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import load_data, model_digest, run_schedule, training_prompts
 from guda.diffusion.noise import generator
 from guda.diffusion.schedule import Schedule
-from guda.errors import GudaError, Mismatch
-from guda.runs.run import Run
-from guda.runs.store import read_json, write_json
-from guda.scoring.elbo import make_draws, squared_errors
-from guda.scoring.plan import Plan, make_plan, prior_density, stratified
+from guda.errors import GudaError
+from guda.scoring.plan import prior_density, stratified
+from guda.scoring.terms import make_draws, squared_errors
 
 POINTS = 12  # timesteps of the grid
+
 DEFENSIVE = 0.1  # share of the density that does not come from the pilot
 
 
@@ -66,10 +64,8 @@ def density(schedule: Schedule, t: np.ndarray, contrasts: np.ndarray) -> np.ndar
     return (1 - DEFENSIVE) * found / found.sum() + DEFENSIVE * prior_density(schedule)
 
 
-# ---- the pilot of a run ------------------------------------------------------------------------------------------
-
-FILE = "pilot.json"
 IMAGES = 6  # training images, spread over the groups
+
 MODELS = 5  # counterfactuals, at most; more of either changed nothing measurable
 
 
@@ -79,65 +75,3 @@ def pilot_images(data: ImageData, n: int, seed: int) -> np.ndarray:
     per_group = [rng.permutation(data.groups.members(k)) for k in data.groups.leaves]
     mixed = [int(members[i]) for i in range(max(map(len, per_group))) for members in per_group if i < len(members)]
     return np.array(mixed[:n])
-
-
-def run_plan(run: Run) -> Plan:
-    """The run's plan; an importance plan needs RUN/pilot.json, measured on this run's model."""
-    config = run.recipe.scoring
-    stamp = run.path(FILE).stat().st_mtime_ns if run.has(FILE) else 0
-    return _run_plan(str(run.root), config.model_dump_json(), stamp, run)
-
-
-def _run_plan(root: str, config: str, stamp: int, run: Run) -> Plan:
-    key = (root, config, stamp)
-    if key not in _PLANS:
-        _PLANS.clear()
-        _PLANS[key] = make_plan(run_schedule(run), run.recipe.scoring, _stored_density(run))
-    return _PLANS[key]
-
-
-_PLANS: dict[tuple[str, str, int], Plan] = {}
-
-
-def needs_pilot(run: Run) -> bool:
-    config = run.recipe.scoring
-    return config.estimand == "elbo" and config.plan == "importance" and not run.has(FILE)
-
-
-def _stored_density(run: Run) -> np.ndarray | None:
-    config = run.recipe.scoring
-    if config.estimand != "elbo" or config.plan != "importance":
-        return None
-    if not run.has(FILE):
-        raise GudaError(
-            "pilot-missing", f"{run.root} has no pilot yet; `guda score` makes it, or set scoring.plan: stratified"
-        )
-    stored = read_json(run.path(FILE))
-    if not isinstance(stored, dict) or not isinstance(stored.get("density"), list):
-        raise GudaError("pilot-damaged", f"{run.path(FILE)} is damaged; delete it and score again")
-    if stored.get("base") != (base := model_digest(run, "base")):
-        raise Mismatch(
-            "pilot-stale",
-            f"{run.path(FILE)} was measured on another model",
-            stored.get("base"),
-            base,
-            "delete it, score again",
-        )
-    return np.array(stored["density"])
-
-
-def write_pilot(
-    run: Run, full: Denoiser, counterfactuals: Sequence[Denoiser], names: Sequence[str], block: int
-) -> None:
-    """Measure and keep."""
-    data = load_data(run)
-    index = pilot_images(data, IMAGES, run.recipe.scoring.seed)
-    chosen, prompts = data.images[index], training_prompts(run)
-    told = None if prompts is None else [prompts[i] for i in index]
-    t, contrasts, evals = measure(full, counterfactuals, chosen, run.recipe.scoring.seed, block, told)
-    value = {
-        "base": model_digest(run, "base"), "models": list(names), "images": len(chosen), "evals": evals,
-        "t": t.mean(axis=1).tolist(), "size": np.sqrt((contrasts**2).mean(axis=(1, 2))).tolist(),
-        "density": density(full.schedule, t, contrasts).tolist(),
-    }  # fmt: skip
-    write_json(run.path(FILE), value)

@@ -20,11 +20,11 @@ from functools import cached_property
 
 import numpy as np
 
+from guda.config import ScoringConfig
 from guda.diffusion.noise import KeyedNoise
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
-from guda.runs.recipe import ScoringConfig
-from guda.runs.store import digest
+from guda.files import digest
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ import numpy as np
 
 from guda.data.groups import suggestion
 from guda.errors import GudaError, NotFinite
-from guda.runs.store import read_table, write_table
+from guda.files import read_table, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
 
 SIGN = "positive = the group mattered"
 

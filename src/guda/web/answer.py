@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from guda.data.images import ImageData
+from guda.methods.terms import load_queries
 from guda.report import numbers
 from guda.report.cards import MethodView, Row, Scale
 from guda.report.page import EXEMPLARS, PLACEBO_SAYS, SHOWN, TINY
 from guda.report.thumbnails import EXEMPLAR, LARGEST, data_uri
 from guda.report.verdict import Verdict
 from guda.scoring.race import StopRule
-from guda.scoring.terms import load_queries
 from guda.web.service import Service
 from guda.web.snapshot import Snapshot, address, to_csv, to_json
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+
 TOP = 3
+
 ELSEWHERE = "dashed line: placebo groups on the run's own pictures"
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from guda.errors import GudaError
-from guda.web import look
+from guda.web import tables as look
 from guda.web.ask import looks
 from guda.web.question import upload
+from guda.web.results import open_result, results
 from guda.web.service import DEFAULT_RULE, Service
 from guda.web.snapshot import Snapshot, to_json
-from guda.web.stored import open_result, results
 
 
 def told(service: Service, shot: Snapshot, note: str = "") -> dict[str, Any]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guda.web import answer, look
+from guda.web import answer
+from guda.web import tables as look
 from guda.web.api import api
 from guda.web.ask import ask_tab
 from guda.web.batch import batch_tab
 from guda.web.question import html
+from guda.web.results_tab import shelf_tab
 from guda.web.service import Service
-from guda.web.shelf import shelf_tab
 
 if TYPE_CHECKING:
     from gradio import Blocks
+
 
 TITLE = "Which training data is this picture owed to?"
 

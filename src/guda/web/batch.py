@@ -7,15 +7,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from guda.errors import GudaError
-from guda.web import answer, look
+from guda.web import answer
+from guda.web import tables as look
 from guda.web.ask import LOOK, looks
-from guda.web.intake import Full
 from guda.web.job import Job
 from guda.web.question import html, question, rule_of, upload
 from guda.web.service import Service
 from guda.web.snapshot import Snapshot
+from guda.web.uploads import Full
 
 MOST = 64  # pictures in one go
+
 HEADER = ("picture", "answer", "first", "score", "95 % interval", "evaluations")
 
 

@@ -12,14 +12,18 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 HEADERS = {
     "content-security-policy": "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; "
     "connect-src 'self' data: blob:; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
+
 FETCHES = re.compile(r"/(file(=|/)\s*https?:|proxy=)", re.IGNORECASE)
+
 MANIFEST = "/manifest.json"  # every page links to it, no login guards it, and it would tell the run's name
+
 PORTS = {"http": 80, "https": 443}
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from guda.errors import GudaError
 from guda.web.guard import LOOPBACK, Guard
-from guda.web.intake import MB
 from guda.web.service import Service
+from guda.web.uploads import MB
 
 QUIET = {  # before gradio is imported
     "GRADIO_ANALYTICS_ENABLED": "False",

@@ -14,31 +14,32 @@ from pathlib import Path
 
 import numpy as np
 
-from guda import verbs
+from guda import steps
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.models import asked_data, load_model
-from guda.diffusion.queries import set_name
-from guda.engine.here import run_here
-from guda.engine.tasks import Task, pending
+from guda.engine.inline import run_inline
 from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
 from guda.methods.elbo import ElboMethod
 from guda.methods.pilot import pilot_tasks
 from guda.methods.placebo import SUFFIX, Null
-from guda.methods.raced import check_race
+from guda.methods.race import check_race
+from guda.methods.terms import load_queries
 from guda.report.cards import MethodView
-from guda.runs.run import UPLOAD, Run
-from guda.scoring.pilot import run_plan
-from guda.scoring.probe import probe
+from guda.run.models import asked_data, load_model
+from guda.run.plan import run_plan
+from guda.run.run import UPLOAD, Run
+from guda.run.samples import set_name
+from guda.run.settings import probe
+from guda.run.task import Task, pending
 from guda.scoring.race import Race, StopRule
 from guda.scoring.scores import Scores
-from guda.scoring.terms import load_queries
-from guda.web.intake import Full, Limits, Picture, Refused, keep_upload, read_prompt, read_upload, upload_name
 from guda.web.job import Job
 from guda.web.snapshot import Snapshot
+from guda.web.uploads import Full, Limits, Picture, Refused, keep_upload, read_prompt, read_upload, upload_name
 
 DEFAULT_RULE = "top1@0.95"
+
 FILES = ("run.json", "recipe.yaml")  # what an opened run was read from
 
 
@@ -54,14 +55,14 @@ class Service:
         run = self.run
         self.methods = raceable(run)
         if method is not None and method not in self.methods:
-            verbs.check_fitted(run, [method])
+            steps.check_fitted(run, [method])
             check_race(get_method(run, method))  # says why it cannot
         if not self.methods:
             raise GudaError(
                 "race-method-missing",
                 f"{run.root} has no fitted method that can be raced; run: guda fit {run.root} --method retrack",
             )
-        verbs.variant(run, DEFAULT_RULE, None)  # a run whose scores cannot be raced is refused here
+        steps.variant(run, DEFAULT_RULE, None)  # a run whose scores cannot be raced is refused here
         self.method = method or self.methods[0]
         self._jobs: dict[tuple[str, str, str], Job] = {}
         self._floors: dict[tuple[str, int], Null | None] = {}
@@ -92,7 +93,7 @@ class Service:
         found = get_method(run, self.method)
         assert isinstance(found, ElboMethod)
         probe(run, self.model)
-        run_here(run, pilot_tasks(run, [found]), "pilot")
+        run_inline(run, pilot_tasks(run, [found]), "pilot")
         if run_plan(run).grid:
             raise GudaError(
                 "race-grid-unsupported",
@@ -188,7 +189,7 @@ class Service:
         job.started = True
         error: GudaError | None = None
         try:
-            self._race(key, job, run_here)
+            self._race(key, job, run_inline)
         except GudaError as e:
             error = e
         except Exception as e:  # the next picture must not suffer for this one
@@ -198,10 +199,10 @@ class Service:
                 self._jobs.pop(key, None)
             job.end(error)
 
-    def _race(self, key: tuple[str, str, str], job: Job, engine: verbs.Engine) -> None:
+    def _race(self, key: tuple[str, str, str], job: Job, engine: steps.Engine) -> None:
         queries, rule, method = key
         run, last = self.run, None
-        for scores, _ in verbs.watch(run, queries, method, engine, rule):
+        for scores, _ in steps.watch(run, queries, method, engine, rule):
             last = self.snapshot(run, queries, rule, scores, final=False)
             job.tell(last)
             if self._closing:
@@ -241,7 +242,7 @@ class Service:
         own = set_name(run, run.recipe.queries)
         likely = [name for name in (queries, own) if name is not None]
         for name in [*likely, *(s for s in run.query_sets() if not s.startswith(UPLOAD))]:
-            if verbs.scores_path(run, name, method + SUFFIX).is_file():
+            if steps.scores_path(run, name, method + SUFFIX).is_file():
                 return name
         return None
 
@@ -250,10 +251,10 @@ class Service:
         name = self.floor_set(method, queries)
         if name is None:
             return None
-        path = verbs.scores_path(self.run, name, method + SUFFIX)
+        path = steps.scores_path(self.run, name, method + SUFFIX)
         key = (str(path), path.stat().st_mtime_ns)
         if key not in self._floors:
-            self._floors[key] = verbs.placebo_null(self.run, name, method)
+            self._floors[key] = steps.placebo_null(self.run, name, method)
         return self._floors[key]
 
     def view(self, shot: Snapshot) -> MethodView:
@@ -282,4 +283,4 @@ def raceable(run: Run) -> list[str]:
             return False
         return True
 
-    return [name for name in verbs.fitted_methods(run) if fits(name)]
+    return [name for name in steps.fitted_methods(run) if fits(name)]

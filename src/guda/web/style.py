@@ -11,7 +11,9 @@ from importlib.resources import files
 from typing import Any
 
 DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{\s*:root \{([^}]*)\}\s*\}")
+
 LIGHT = re.compile(r"^:root \{([^}]*)\}", re.MULTILINE)
+
 SHEETS = (("guda.report", "bars.css"), ("guda.report", "health.css"), ("guda.web", "web.css"))
 
 

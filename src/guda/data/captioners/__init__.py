@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from guda.config import PromptsConfig
 from guda.data.descriptors import Ranked, Raw, rank
 from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
-from guda.data.keyed import ordered
 from guda.errors import GudaError
-from guda.runs.recipe import PromptsConfig
+from guda.files import ordered
 
 
 def vocabularies(data: ImageData, config: PromptsConfig) -> Ranked:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from guda.config import PromptsConfig
 from guda.data.captioners import Raw, sampled
 from guda.data.captioners.statistics import STATISTICS, WORDS, statistics
 from guda.data.descriptors import clean
@@ -23,7 +24,6 @@ from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
 from guda.data.text import quiet_loading, unit_rows
 from guda.errors import GudaError
-from guda.runs.recipe import PromptsConfig
 
 BLOCK = 16  # images per call of CLIP's vision half; short blocks are padded
 

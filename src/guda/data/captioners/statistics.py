@@ -15,9 +15,13 @@ from functools import cached_property
 import numpy as np
 
 SIDE = 32  # pixels a side that pictures are looked at with, at most
+
 CHUNK = 512  # images at a time
+
 DARK, LIGHT, GROUND = 0.3, 0.75, 0.95  # luminance; ground: every channel above it
+
 GREY, MUTED = 0.08, 0.45  # chroma (largest channel less the smallest) below these
+
 SAME, SMOOTH, EDGE = 0.012, 0.09, 0.25  # differences between neighbours: none, up to a gradient, from an edge on
 
 
@@ -220,4 +224,5 @@ STATISTICS: dict[str, Callable[[View], np.ndarray]] = {
     "wide margins": lambda v: -np.maximum(*v.box),
     "symmetrical": lambda v: -np.abs(v.light - v.light[:, :, ::-1]).mean(axis=(1, 2)),
 }
+
 WORDS = tuple(STATISTICS)

@@ -13,21 +13,25 @@ from typing import Any
 
 import numpy as np
 
+from guda.config import PromptsConfig
 from guda.data.captioners import Raw, sampled
 from guda.data.descriptors import clean, key
 from guda.data.images import ImageData
 from guda.data.text import quiet_loading
 from guda.errors import GudaError
-from guda.runs.recipe import PromptsConfig
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
+
 QUESTION = (
     "List {n} short descriptors of the visual style of this image: line work, brushwork, texture, palette, shading, "
     "lighting, composition. Do not mention what is depicted, no objects, no places, no artists and no names of styles. "
     "Answer with the descriptors alone, one to three words each, separated by commas."
 )
+
 SMALLEST = 224  # pixels; smaller images are enlarged, a thumbnail says little to such a model
+
 LONGEST = 4  # words in a descriptor; a whole sentence is none
+
 Ask = Callable[[np.ndarray, str], str]  # (uint8 [C, H, W], question) -> answer
 
 

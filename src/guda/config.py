@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from guda.errors import GudaError
+
+
+class Config(BaseModel):
+    """Frozen, and no unknown key is accepted and ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class PartitionConfig(Config):
+    fraction: float = Field(
+        0.05, gt=0, lt=1, description="Share of the smallest group's images; so many leave and join every group."
+    )
+    seed: int = Field(42, ge=0, description="Seed of which images move and where to.")
+
+
+class DataConfig(Config):
+    source: str = Field(description="A known source (digits) or an image folder.")
+    size: int | None = Field(None, gt=0, description="Resize the shorter side to this and centre-crop to a square.")
+    group_by: str | None = Field(
+        None,
+        description="Folder level (level:1 is the first) or a column of metadata.jsonl / metadata.csv; several, from "
+        "the top down with slashes between, make a tree of groups. A list in metadata.jsonl: an image in several.",
+    )
+    content_by: str | None = Field(
+        None, description="What each image shows, for prompts: a folder level (level:2) or a metadata column."
+    )
+    groups: tuple[str, ...] | None = Field(None, min_length=2, description="Keep these groups only; default: all.")
+    mode: Literal["L", "RGB"] | None = Field(None, description="Force grey or colour; default: what the images are.")
+    split: Literal["train", "test"] | None = Field(
+        None, description="The part of a published data set, where it has parts (cifar10); default: train."
+    )
+    variants: int | None = Field(
+        None, gt=0, description="Images of each character of a family (fonts): styles, sizes, shifts; default: 4."
+    )
+    limit_per_group: int | None = Field(
+        None, gt=0, description="Keep at most this many images of each group; of a tree, of each leaf."
+    )
+    limit_contents: int | None = Field(
+        None, gt=0, description="Keep the images of so many contents (objects) only, the same in every group."
+    )
+    partition: PartitionConfig | None = Field(
+        None, description="A noisy partition: some images of every group under other groups' names. Default: none."
+    )
+
+
+class PromptsConfig(Config):
+    source: Literal["file", "similarity", "vlm"] = Field(
+        "similarity", description="Who describes the styles: ready lists, words picked by similarity, or a VLM."
+    )
+    path: str | None = Field(
+        None,
+        description="file: the lists (json, yaml, jsonl). similarity: words to pick from, one a line (default: ours).",
+    )
+    lists: dict[str, tuple[str, ...]] | None = Field(
+        None, description="file: the descriptors of every style right here instead of in a file."
+    )
+    encoder: str | None = Field(
+        None, description="similarity: `statistics` of the pixels (default) or `clip:NAME_OR_PATH`."
+    )
+    model: str | None = Field(None, description="vlm: name or folder; default Qwen/Qwen2.5-VL-7B-Instruct.")
+    images_per_style: int = Field(50, gt=0, description="Images of each style that are described.")
+    words_per_image: int = Field(5, gt=0, description="similarity, vlm: descriptors of one image.")
+    alpha: float = Field(0.5, ge=0, le=1, description="Penalty for sharing: score = freq / support^alpha.")
+    min_freq: int = Field(2, gt=0, description="A style counts as support of a descriptor from so many images on.")
+    max_support: int = Field(20, gt=0, description="Descriptors of more styles than this are dropped.")
+    vocabulary: int = Field(5, gt=0, description="Descriptors a style keeps.")
+    per_prompt: int = Field(3, gt=0, description="Descriptors in one prompt.")
+    seed: int = Field(0, ge=0, description="Seed of the described images, templates and descriptors.")
+
+    @model_validator(mode="after")
+    def _together(self) -> PromptsConfig:
+        if self.source == "file" and (self.path is None) == (self.lists is None):
+            raise ValueError(
+                "source `file` needs path (a .json, .yaml or .jsonl with every style's descriptors) or lists"
+            )
+        if self.source != "file" and self.lists is not None:
+            raise ValueError(f"lists belong to source `file`, the source is `{self.source}`")
+        for field, owner in (("encoder", "similarity"), ("model", "vlm")):
+            if getattr(self, field) is not None and self.source != owner:
+                raise ValueError(f"{field} belongs to source `{owner}`, the source is `{self.source}`")
+        if self.source == "vlm" and self.path is not None:
+            raise ValueError("path belongs to sources `file` and `similarity`, the source is `vlm`")
+        if self.per_prompt > self.vocabulary:
+            raise ValueError(f"per_prompt ({self.per_prompt}) is more than vocabulary ({self.vocabulary})")
+        return self
+
+
+class ModelConfig(Config):
+    path: str | None = Field(None, description="A trained diffusers model (folder or Hub id); none: `guda train`.")
+    scheduler: str | None = Field(
+        None,
+        description="Noise schedule: KIND:STEPS[:PREDICTION] or a folder; needed unless `path` brings its own.",
+    )
+    lora: str | None = Field(
+        None, description="A diffusers LoRA file (.safetensors) added to the weights of the pipeline `path` or `start`."
+    )
+    start: str | None = Field(
+        None, description="A pretrained model (folder or Hub id) that the full and LOGO models are fine-tuned from."
+    )
+    net: Literal["mlp", "unet2d", "unet2d-condition"] = Field(
+        "unet2d", description="Network to train when there is neither `path` nor `start`."
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Constructor arguments of that network.")
+    text: Literal["minilm"] | None = Field(None, description="Text encoder of a unet2d-condition network.")
+    text_length: int = Field(32, gt=0, description="Tokens of a prompt that this network is told.")
+    patch: int = Field(1, gt=0, description="A unet2d-condition network sees patches of this many pixels as channels.")
+
+
+class TrainingConfig(Config):
+    steps: int = Field(gt=0, description="Optimiser steps.")
+    batch: int = Field(128, gt=0, description="Images per step, over all pieces and processes.")
+    accumulate: int = Field(
+        1, gt=0, description="Pieces a batch is cut into, one network call each: less memory, the same step."
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="Autocast of the network on a GPU; weights and EMA stay fp32, and a CPU always computes in fp32.",
+    )
+    lora: int | None = Field(
+        None, gt=0, description="Fine-tune adapters of this rank only; the published weights have them merged in."
+    )
+    lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    warmup: int = Field(100, ge=0, description="Steps of linear warm-up.")
+    schedule: Literal["cosine", "constant"] = Field("cosine", description="Learning rate after the warm-up.")
+    clip: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
+    ema: float | None = Field(0.9999, gt=0, lt=1, description="EMA decay of the scored weights; null scores raw ones.")
+    flips: bool = Field(False, description="Random horizontal flips.")
+    prompt_dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of images trained with the empty prompt, which guidance needs."
+    )
+    exposure_matched: bool | None = Field(
+        None,
+        description="Each epoch of the full model leaves out one group in turn, as LOGO always leaves out its own. "
+        "Default: true from scratch, false with model.start (SPEC section 3: equal steps on all data).",
+    )
+    seed: int = Field(0, ge=0, description="Seed of the full model.")
+    checkpoint_every: int = Field(500, gt=0, description="Steps between checkpoints; resume is exact.")
+
+    @model_validator(mode="after")
+    def _pieces(self) -> TrainingConfig:
+        if self.accumulate > self.batch:
+            raise ValueError(
+                f"accumulate ({self.accumulate}) cuts a batch of {self.batch} into more pieces than images"
+            )
+        return self
+
+    def matched(self, fine_tune: bool) -> bool:
+        """Whether exposure is matched, where the recipe leaves it open too."""
+        return not fine_tune if self.exposure_matched is None else self.exposure_matched
+
+
+class QueriesConfig(Config):
+    n: int = Field(200, gt=0, description="Samples to draw from the full model; text-to-image: see `objects`.")
+    seed: int = Field(0, ge=0, description="Seed of the samples; text-to-image: every picture starts from it.")
+    steps: int | None = Field(
+        None, gt=0, description="Sampler steps; default: the schedule's own number, text-to-image 50."
+    )
+    objects: int | None = Field(
+        None, gt=0, description="Text-to-image: one picture of so many objects in every style; default: of all objects."
+    )
+    guidance: float = Field(7.5, ge=0, description="Text-to-image: classifier-free guidance; scoring uses none.")
+
+
+class ScoringConfig(Config):
+    estimand: Literal["elbo", "paper"] = Field(
+        "elbo",
+        description="elbo: unbiased for the sum over 1..t_max; paper: the raw sum over the paper's grid.",
+    )
+    stride: int = Field(10, gt=0, description="Grid spacing of `paper`.")
+    plan: Literal["importance", "stratified", "uniform"] = Field(
+        "importance", description="Where timesteps go: by a pilot, by the KL weights, or evenly; all are unbiased."
+    )
+    antithetic: bool = Field(True, description="Draw noise in pairs +eps, -eps, whose mean is one draw.")
+    strata: int = Field(12, gt=0, description="Strata that partition 1..t_max; each gets one draw per round.")
+    rounds: int = Field(3, gt=0, description="Independent rounds; at least 2 are needed for an error bar.")
+    seed: int = Field(0, ge=0, description="Seed of the scoring noise.")
+    block: int = Field(256, gt=0, description="Images per network call (short blocks are padded).")
+    shard: int = Field(32, gt=0, description="Queries per task; belongs to the run, not to the machine.")
+    groups: tuple[str, ...] | None = Field(
+        None,
+        min_length=2,
+        description="Fit and score these groups only; training keeps all. Default: every group; of a tree, its leaves.",
+    )
+    drift: Literal["keep", "subtract"] = Field(
+        "keep", description="subtract: unlearned scores less what unlearning does to other groups' training images."
+    )
+    reference: int = Field(20, ge=2, description="Training images of each group that health and drift are measured on.")
+
+
+class LikelihoodConfig(Config):
+    solver: Literal["heun", "rk4", "adaptive"] = Field(
+        "heun", description="heun, rk4: a grid in log SNR that all models share; adaptive: dopri5, picture by picture."
+    )
+    steps: int = Field(100, gt=0, description="Steps of heun (2 evaluations each) or rk4 (4), from t = 0 to t_max.")
+    tolerance: float = Field(1e-5, gt=0, lt=1, description="rtol and atol of the adaptive solver.")
+    probes: Literal["fresh", "fixed"] = Field(
+        "fresh",
+        description="fresh: another Rademacher probe at every evaluation of a grid, which averages its noise; "
+        "fixed: one for the whole path. The adaptive solver needs a smooth path and keeps one.",
+    )
+    seeds: int = Field(
+        2, gt=0, description="Seeds of the probes, 0, 1, ...; log p is the mean, its error their spread."
+    )
+    n: int = Field(100, ge=2, description="Queries: the first n by id; all where there are fewer.")
+    block: int = Field(50, gt=0, description="Queries per task and per network call (short blocks are padded).")
+
+
+class EvaluationConfig(Config):
+    against: str = Field("logo", description="The method that is the oracle.")
+    reference: str | None = Field(None, description="Every method's paired difference to this one is reported.")
+    resamples: int = Field(2000, gt=0, description="Bootstrap resamples over queries.")
+    seed: int = Field(0, ge=0, description="Seed of the bootstrap.")
+    placebos: int = Field(0, ge=0, description="Random groups that every operator unlearns too: what no group scores.")
+    health: bool = Field(False, description="Whether leakage and drift of every method are measured as well.")
+
+
+def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
+    """Validate one method's settings; the error names the field."""
+    try:
+        return cls.model_validate(value)
+    except ValidationError as e:
+        first = e.errors()[0]
+        field = "".join(f"{p}: " for p in [".".join(map(str, first["loc"]))] if p)  # none: of several together
+        known = ", ".join(cls.model_fields)
+        raise GudaError(
+            "setting-unknown" if first["type"] == "extra_forbidden" else "setting-invalid",
+            f"{where}: {field}{first['msg'].removeprefix('Value error, ')} (settings: {known})",
+        ) from None
+
+
+def read_config(cls: type[Config], path: Path, what: str) -> Any:
+    """A YAML file as settings of one kind; `what` names it in the message when it is refused."""
+    try:
+        return cls.model_validate(yaml.safe_load(path.read_text()))
+    except OSError:
+        raise GudaError("config-unreadable", f"{what} {path} does not exist or cannot be read") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise GudaError("config-not-yaml", f"{what} {path} is not valid YAML: {str(e).splitlines()[0]}") from None
+    except ValidationError as e:
+        first = e.errors()[0]
+        field = ".".join(str(p) for p in first["loc"]) or "the file"
+        raise GudaError(
+            "config-unknown-key" if first["type"] == "extra_forbidden" else "config-invalid-value",
+            f"{what} {path}: {field}: {first['msg']}",
+        ) from None

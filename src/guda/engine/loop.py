@@ -1,0 +1,127 @@
+"""Pool: somewhere that tasks run, a bounded number at a time; and the loop that feeds one.
+
+Back-pressure is the bound: a task is handed over only when there is room for it, so a hundred thousand tasks cost the
+driver a list. What a task computes does not depend on the pool.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Protocol
+
+from guda.errors import GudaError
+from guda.run import progress
+from guda.run.run import Run
+from guda.run.task import Task, pending
+
+POLL = 0.25  # seconds between looks at the heartbeats
+
+
+# (tasks done, tasks in all, fraction of the estimated cost, names of the running tasks)
+Watcher = Callable[[int, int, float, list[str]], None]
+
+
+class Pool(Protocol):
+    @property
+    def n(self) -> int:
+        """How many tasks may be in its hands; may change while it works."""
+        ...
+
+    def submit(self, root: str, task: Task) -> Future[float]: ...
+
+    def collect(self, run: Run, task: Task, future: Future[float]) -> None:
+        """Of a future that is done: returns when the task's files are there, raises what went wrong."""
+        ...
+
+    def close(self) -> None:
+        """Do not wait for tasks that nobody wants any more (Ctrl-C, or another task failed)."""
+        ...
+
+
+def run_in(pool: Pool, run: Run, tasks: list[Task], watch: Watcher | None = None) -> int:
+    """Run what is not done yet; returns how many tasks that were. The first failure stops the rest."""
+    left = pending(run, tasks)
+    if not left:
+        return 0
+    run.sweep()
+    run.publish()  # of a run in a bucket: what was asked for here is known there before a task begins
+    counter = _Counter(left, watch)
+    there: set[str] = set()  # files known to exist: a shared disk is slow to ask, and slow to show what is new
+    running: dict[Future[float], Task] = {}
+    for task in left:
+        run.path(task.heartbeat).unlink(missing_ok=True)  # of a killed process
+    try:
+        while left or running:
+            chosen, left = _choose(run, left, pool.n - len(running), there)
+            for task in chosen:
+                if task.done(run):  # by another driver, since this one began
+                    counter.finish(task)
+                else:
+                    running[pool.submit(run.address, task)] = task
+            if not running and not chosen:
+                missing = next((p for p in left[0].needs if not run.has(p)), None)
+                if missing is None:
+                    continue  # another driver has made it since
+                raise GudaError(
+                    "task-input-missing",
+                    f"{left[0].name} needs {missing}, which nothing makes; run the earlier steps first",
+                )
+            finished, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED) if running else ((), ())
+            for future in finished:
+                task = running[future]
+                pool.collect(run, task, future)
+                del running[future]
+                there.update(task.makes)
+                counter.finish(task)
+            counter.show(run, list(running.values()))
+    except BaseException:
+        pool.close()  # of several tasks others may still run
+        raise
+    finally:
+        for task in running.values():
+            run.path(task.heartbeat).unlink(missing_ok=True)
+    return counter.total
+
+
+def _choose(run: Run, left: list[Task], room: int, there: set[str]) -> tuple[list[Task], list[Task]]:
+    """The first tasks that can begin, as many as there is room for; and the others, in order."""
+    chosen: list[Task] = []
+    waiting: list[Task] = []
+    for i, task in enumerate(left):
+        if len(chosen) >= room:
+            return chosen, waiting + left[i:]
+        (chosen if _ready(run, task, there) else waiting).append(task)
+    return chosen, waiting
+
+
+def _ready(run: Run, task: Task, there: set[str]) -> bool:
+    for path in task.needs:
+        if path not in there:
+            if not run.has(path):
+                return False
+            there.add(path)
+    return True
+
+
+class _Counter:
+    """How far they are, for whoever watches."""
+
+    def __init__(self, tasks: list[Task], watch: Watcher | None) -> None:
+        self.total, self.done, self._watch = len(tasks), 0, watch
+        self._all, self._cost = sum(t.cost for t in tasks) or 1.0, 0.0
+        self._shown, self._looked = 0.0, float("-inf")
+
+    def finish(self, task: Task) -> None:
+        self.done, self._cost = self.done + 1, self._cost + task.cost
+
+    def show(self, run: Run, running: list[Task]) -> None:
+        now, over = time.monotonic(), self.done == self.total
+        if self._watch is None or (now - self._looked < POLL and not over):
+            return  # not at every one of a thousand short tasks: each look reads the heartbeats of all that run
+        self._looked = now
+        partial = sum(t.cost * progress.fraction(run.path(t.heartbeat)) for t in running)
+        # never backwards: a task removes its heartbeat a moment before it counts as done
+        self._shown = 1.0 if over else max(self._shown, min(1.0, (self._cost + partial) / self._all))
+        self._watch(self.done, self.total, self._shown, [t.name for t in running])

@@ -1,0 +1,171 @@
+"""Intervals of means over queries, and over seeds where there are enough of them (SPEC 3).
+
+    m_b = sum_sq v_sq c_bs w_bq / (S Q),   w_b ~ Multinomial(Q, 1/Q),   c_b ~ Multinomial(S, 1/S)
+
+The interval is the percentile interval of m_1..m_n. The resamples w and c depend on (seed, Q) and (seed, S)
+alone: two methods measured on the same queries meet the same resamples, so their differences and ratios are
+paired. With one or two seeds c = 1: the rows are averaged, and the interval is conditional on those models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from guda.diffusion.noise import generator
+from guda.errors import GudaError
+
+Array = NDArray[np.float64]
+
+RESAMPLE_SEEDS_FROM = 3  # two seeds have only three distinct resamples: too few for percentiles
+
+BLOCK = 2_000_000  # weights held at once (16 MB), whatever the number of queries
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over queries with its percentile interval, in the unit of the values."""
+
+    mean: float
+    lo: float
+    hi: float
+
+    @property
+    def separated(self) -> bool:
+        """For a difference: the interval leaves out 0."""
+        return self.lo > 0 or self.hi < 0
+
+
+def _counts(rng: np.random.Generator, size: int, n: int) -> Iterator[Array]:
+    """How often each of `size` items is drawn, [n, size] in blocks of rows."""
+    rows = max(1, BLOCK // size)
+    for start in range(0, n, rows):
+        b = min(rows, n - start)
+        drawn = rng.integers(0, size, (b, size)) + size * np.arange(b)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=b * size).reshape(b, size).astype(np.float64)
+
+
+def query_counts(queries: int, n: int, seed: int) -> Iterator[Array]:
+    """How often each query is drawn, [n, queries] in blocks of rows: the resamples that every figure meets."""
+    return _counts(np.random.default_rng([seed, 0]), queries, n)
+
+
+def resampled_means(values: ArrayLike, n: int = 2000, seed: int = 0) -> Array:
+    """[..., S, Q] -> [n, ...]: means over seeds and queries in n resamples that all leading axes share."""
+    v = np.asarray(values, dtype=np.float64)
+    if v.ndim < 2 or v.shape[-2] < 1 or v.shape[-1] < 2:
+        raise GudaError(
+            "queries-too-few", f"an interval needs at least 2 queries, got values of shape {v.shape}; add queries"
+        )
+    if not np.isfinite(v).all():
+        raise GudaError("values-not-finite", "values to bootstrap have NaN or infinity; score those queries again")
+    if n < 1:
+        raise GudaError("resamples-invalid", f"the number of resamples must be at least 1, got {n}")
+    *lead, s, q = v.shape
+    if s < RESAMPLE_SEEDS_FROM:
+        v, s = v.mean(axis=-2, keepdims=True), 1
+    columns = np.ascontiguousarray(v.reshape(-1, q).T)
+    over_queries = np.concatenate([w @ columns / q for w in query_counts(q, n, seed)])
+    over_queries = over_queries.reshape(n, *lead, s)
+    # Its own generator: the query resamples must not depend on whether seeds are resampled too.
+    c = np.concatenate(list(_counts(np.random.default_rng([seed, 1]), s, n))) / s
+    result: Array = np.einsum("n...s,ns->n...", over_queries, c)
+    return result
+
+
+def percentile_interval(mean: float, samples: Array, level: float = 0.95) -> Interval:
+    """`samples` are the bootstrap replicates [n] of `mean`."""
+    if not 0 < level < 1:
+        raise GudaError("interval-level-invalid", f"level must lie between 0 and 1, got {level}")
+    lo, hi = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(mean), float(lo), float(hi))
+
+
+def bootstrap_mean(values: ArrayLike, n: int = 2000, seed: int = 0, level: float = 0.95) -> Interval:
+    """Mean and interval of per-query values [Q], or of per-seed, per-query values [S, Q]."""
+    v = np.atleast_2d(np.asarray(values, dtype=np.float64))
+    if v.ndim != 2:
+        raise GudaError("values-shape-invalid", f"values must be [queries] or [seeds, queries], got shape {v.shape}")
+    samples = resampled_means(v, n, seed)
+    return percentile_interval(v.mean(), samples, level)
+
+
+def bootstrap_difference(a: ArrayLike, b: ArrayLike, n: int = 2000, seed: int = 0, level: float = 0.95) -> Interval:
+    """Paired interval of mean(a) - mean(b); positive = a is larger. Both [Q] or both [S, Q], same queries."""
+    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if x.shape != y.shape:
+        raise GudaError(
+            "values-shape-mismatch",
+            f"a paired difference needs the same queries and seeds, got {x.shape} and {y.shape}",
+        )
+    return bootstrap_mean(x - y, n, seed, level)
+
+
+# ---- Paired permutation tests: could the difference of two methods on the same queries be chance?
+
+
+EXACT = 14  # up to so many queries that differ, all 2^14 sign vectors are counted
+
+FLIPS = 19_999
+
+SIGNS_HELD = 4_000_000  # signs held at once (32 MB)
+
+TIED = 1e-10  # of sum |d|: sums that differ by rounding alone are equal
+
+
+@lru_cache(maxsize=EXACT + 1)
+def _all_signs(k: int) -> Array:
+    """Every sign vector of length k, [2^k, k]."""
+    bits = np.arange(2**k)[:, None] >> np.arange(k)
+    return np.asarray(1.0 - 2.0 * (bits & 1), np.float64)
+
+
+def sign_flip_test(differences: ArrayLike, n: int = FLIPS, seed: int = 0) -> Array:
+    """Two-sided p of paired differences over queries, [..., Q] -> [...]."""
+    d = np.asarray(differences, dtype=np.float64)
+    if d.ndim < 1 or d.shape[-1] < 1:
+        raise GudaError(
+            "queries-too-few", f"a permutation test needs at least 1 query, got differences of shape {d.shape}"
+        )
+    if not np.isfinite(d).all():
+        raise GudaError("values-not-finite", "differences to test have NaN or infinity; score those queries again")
+    rows = d.reshape(-1, d.shape[-1])
+    p = np.ones(len(rows))
+    sizes = np.abs(rows).sum(axis=1)
+    least = np.abs(rows.sum(axis=1)) - TIED * sizes
+    differing = (rows != 0).sum(axis=1)
+    few = np.flatnonzero((differing > 0) & (differing <= EXACT))
+    for i in few:
+        sums = _all_signs(int(differing[i])) @ rows[i][rows[i] != 0]
+        p[i] = (np.abs(sums) >= least[i]).mean()
+    many = np.flatnonzero(differing > EXACT)
+    if many.size:
+        p[many] = (1 + _exceeding(rows[many], least[many], n, seed)) / (1 + n)
+    return p.reshape(d.shape[:-1])
+
+
+def _exceeding(rows: Array, least: Array, n: int, seed: int) -> Array:
+    """How many of n drawn sign vectors give a sum as large, of each row."""
+    q = rows.shape[1]
+    rng, found = generator(seed, "sign flips", q), np.zeros(len(rows))
+    step = max(1, SIGNS_HELD // q)
+    for start in range(0, n, step):
+        b = min(step, n - start)
+        signs = 1.0 - 2.0 * rng.integers(0, 2, (b, q), dtype=np.int8)
+        found += (np.abs(signs @ rows.T) >= least).sum(axis=0)
+    return found
+
+
+def holm(p: ArrayLike) -> Array:
+    """p values adjusted for being a table: the i-th smallest of m counts m - i + 1 times, and none less than before it.
+
+    Below 0.05 after this, the chance of even one false separation in the table is below 0.05."""
+    p = np.asarray(p, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
+    return adjusted

@@ -1,0 +1,277 @@
+"""Files that are either whole or absent, and names derived from what made them.
+
+Everything a run keeps goes through here: written under a temporary name in the same folder, flushed to disk,
+renamed. A reader therefore never meets a half-written artifact, two writers of the same artifact do not clash
+(the last rename wins and both wrote the same bytes), and kill -9 leaves at most a stray temporary file.
+
+Publishing is idempotent, so nobody holds a lease: two drivers of one run, or a task that a cluster runs twice because
+it lost sight of a node, at worst do the same work twice. A temporary name says who is writing (files.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guda.errors import GudaError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    import torch
+import re
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+HEADER = "guda"  # the entry of a safetensors header that holds ours, as JSON
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces: the text that hashes are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any, length: int = 12) -> str:
+    """A short stable name for any JSON value."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:length]
+
+
+def digest_arrays(*arrays: np.ndarray) -> str:
+    """sha256 over dtype, shape and bytes."""
+    import numpy as np
+
+    h = hashlib.sha256()
+    for a in arrays:
+        h.update(f"{a.dtype.str}{a.shape}".encode())
+        h.update(np.ascontiguousarray(a).tobytes() if a.ndim == 0 else np.ascontiguousarray(a).data)
+    return h.hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary sibling of `path`; on success it is synced and renamed to `path`, on error it is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = temporary(path)
+    try:
+        yield tmp
+        _sync(tmp)
+        os.replace(tmp, path)
+    finally:
+        tmp.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """The same for a folder. If somebody else published `path` meanwhile, theirs stays (contents are equal)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = temporary(path)
+    tmp.mkdir()
+    try:
+        yield tmp
+        for file in tmp.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        try:
+            os.replace(tmp, path)
+        except OSError:
+            if not path.is_dir():
+                raise
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    with atomic_path(path) as tmp:
+        tmp.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise GudaError("file-missing", f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any] | None = None) -> None:
+    """Safetensors whose bytes depend only on what is in them."""
+    from safetensors.torch import save_file
+
+    # one text, because safetensors writes several in a random order, and files are compared by their bytes
+    header = {HEADER: canonical(dict(metadata))} if metadata else None
+    with atomic_path(path) as tmp:
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, tmp, metadata=header)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The safetensors file and our header."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise GudaError("file-missing", f"{path} does not exist")
+    try:
+        with safe_open(path, framework="pt") as f:
+            header = dict(f.metadata() or {})
+            header |= json.loads(header.pop(HEADER, "{}"))
+            yield f, header
+    except (SafetensorError, OSError, ValueError) as e:
+        raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    with _opened(path) as (f, header):
+        return {k: f.get_tensor(k) for k in f.keys()}, header  # noqa: SIM118
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The header alone, and the dtype of each tensor: no weights are read."""
+    with _opened(path) as (f, header):
+        return header, {k: f.get_slice(k).get_dtype() for k in f.keys()}  # noqa: SIM118
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Parquet whose bytes depend only on the table's contents."""
+    import pyarrow.parquet as pq
+
+    with atomic_path(path) as tmp:
+        pq.write_table(table, tmp, compression="zstd")
+
+
+def read_table(path: Path) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path)
+    except FileNotFoundError:
+        raise GudaError("file-missing", f"{path} does not exist") from None
+    except (pa.ArrowException, OSError) as e:
+        raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None
+
+
+# ---- Writers: who is writing under a temporary name, and whether they still are.
+
+TEMPORARY = ".tmp-"  # prefix of names that were never published
+
+NAME = re.compile(re.escape(TEMPORARY) + r"(?P<place>[0-9a-f]{10})-(?P<pid>\d+)-[0-9a-f]{12}-")
+
+DAY = 86400.0
+
+
+@cache
+def place() -> str:
+    """Short, and the same for every process that sees the same process numbers."""
+    known = [socket.gethostname()]
+    for read in (
+        lambda: Path("/proc/sys/kernel/random/boot_id").read_text(),
+        lambda: os.readlink("/proc/self/ns/pid"),  # containers of one machine number their processes apart
+    ):
+        try:
+            known.append(read().strip())
+        except OSError:  # not Linux
+            known.append(str(uuid.getnode()))
+    return hashlib.sha256(" ".join(known).encode()).hexdigest()[:10]
+
+
+def temporary(path: Path) -> Path:
+    """A name beside `path` that no other process on any machine uses."""
+    return path.parent / f"{TEMPORARY}{place()}-{os.getpid()}-{uuid.uuid4().hex[:12]}-{path.name}"
+
+
+def alive(pid: int) -> bool:
+    """Of a process of this place."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True  # somebody else's
+    except OSError:
+        return False
+    try:  # in a container nobody may have collected the dead
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return True
+
+
+def sweep(root: Path, older_than: float = DAY) -> None:
+    """Remove what dead processes left under temporary names.
+
+    Others may publish and remove at the same time, so anything here may vanish while one looks at it."""
+    for folder, folders, files in os.walk(root):  # ignores a folder that vanishes
+        strays = [name for name in folders if name.startswith(TEMPORARY)]
+        folders[:] = [name for name in folders if not name.startswith(TEMPORARY)]
+        for name in strays + [name for name in files if name.startswith(TEMPORARY)]:
+            stray = Path(folder) / name
+            if not _abandoned(stray, older_than):
+                continue
+            if stray.is_dir():
+                shutil.rmtree(stray, ignore_errors=True)
+            else:
+                stray.unlink(missing_ok=True)
+
+
+def _abandoned(stray: Path, older_than: float) -> bool:
+    found = NAME.match(stray.name)
+    if found is not None and found["place"] == place():
+        return not alive(int(found["pid"]))
+    return time.time() - _touched(stray) > older_than
+
+
+def _touched(stray: Path) -> float:
+    """When anything in it last changed; now, where it vanished."""
+    newest = 0.0
+    for path in (stray, *stray.rglob("*")) if stray.is_dir() else (stray,):
+        try:
+            newest = max(newest, path.lstat().st_mtime)
+        except OSError:
+            newest = time.time()
+    return newest
+
+
+# ---- Seeded choices among names: an order that is a function of a key and of the names, the same in every process.
+
+
+def ordered(items: Sequence[str], *key: str | int) -> list[str]:
+    return sorted(items, key=lambda item: digest([*key, item], length=64))
+
+
+def library_versions() -> dict[str, str]:
+    found = {}
+    for package in ("guda", "torch", "diffusers", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

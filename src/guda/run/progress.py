@@ -1,0 +1,56 @@
+"""How far a long task has come, told by the task, read by whoever watches.
+
+The heartbeat is a small file in the run folder, so `guda status` and any engine can read it, on this machine or
+through a shared disk. Nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from guda.files import alive, temporary
+
+INTERVAL = 0.5  # seconds between writes
+
+_file: Path | None = None
+
+_last = 0.0
+
+
+def watch(file: Path | None) -> None:
+    """From now on this process reports to `file` (None: to nobody)."""
+    global _file, _last
+    _file, _last = file, 0.0
+
+
+def tick(done: int, total: int) -> None:
+    global _last
+    now = time.monotonic()
+    if _file is None or now - _last < INTERVAL:
+        return
+    _last = now
+    _file.parent.mkdir(parents=True, exist_ok=True)
+    tmp = temporary(_file)
+    value = {"done": done, "total": total, "pid": os.getpid(), "host": socket.gethostname()}
+    tmp.write_text(json.dumps(value))
+    os.replace(tmp, _file)
+
+
+def read(file: Path) -> dict[str, int] | None:
+    """The last report; None where there is none, or where its process is gone (kill -9 leaves the file behind)."""
+    try:
+        value = json.loads(file.read_text())
+        here = value["host"] == socket.gethostname()
+        return {k: int(value[k]) for k in ("done", "total")} if not here or alive(value["pid"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def fraction(file: Path) -> float:
+    """0..1; 0 where nothing was reported yet."""
+    value = read(file)
+    return 0.0 if value is None else min(1.0, value["done"] / max(1, value["total"]))

@@ -1,0 +1,88 @@
+"""The recipe: everything a run is made from, as one YAML file.
+
+Sections `data`, `prompts`, `model` and `training` are locked once a run exists, as every artifact depends on them;
+`methods`, `queries`, `scoring`, `likelihood` and `evaluation` may be edited later: what they make is stored under names
+derived from their values, so nothing stale is ever used. Field descriptions are the documentation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from guda.config import (
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    LikelihoodConfig,
+    ModelConfig,
+    PromptsConfig,
+    QueriesConfig,
+    ScoringConfig,
+    TrainingConfig,
+)
+from guda.errors import GudaError
+
+LOCKED = ("data", "prompts", "model", "training")
+
+
+class Recipe(Config):
+    name: str = Field(description="What this experiment is called.")
+    data: DataConfig = Field(description="The training images and their groups.")
+    prompts: PromptsConfig | None = Field(None, description="Prompts of a text-to-image model: who describes styles.")
+    model: ModelConfig = Field(ModelConfig(), description="The model to explain, given or trained here.")  # type: ignore[call-arg]
+    training: TrainingConfig | None = Field(None, description="How the full and LOGO models are trained.")
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Method id -> its settings.")
+    queries: QueriesConfig = Field(QueriesConfig(), description="Pictures `guda sample` draws.")  # type: ignore[call-arg]
+    scoring: ScoringConfig = Field(ScoringConfig(), description="How the ELBO is estimated.")  # type: ignore[call-arg]
+    likelihood: LikelihoodConfig = Field(LikelihoodConfig(), description="How log p is computed.")  # type: ignore[call-arg]
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="How methods are compared.")  # type: ignore[call-arg]
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str) -> Recipe:
+        try:
+            return cls.model_validate(value)
+        except ValidationError as e:
+            first = e.errors()[0]
+            field = ".".join(str(p) for p in first["loc"]) or "the recipe"
+            raise GudaError(
+                "recipe-unknown-key" if first["type"] == "extra_forbidden" else "recipe-invalid-value",
+                f"{where}: {field}: {first['msg']}",
+            ) from None
+
+    @classmethod
+    def read(cls, path: Path) -> Recipe:
+        try:
+            value = yaml.safe_load(path.read_text())
+        except FileNotFoundError:
+            raise GudaError("recipe-missing", f"recipe {path} does not exist") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as e:
+            raise GudaError("recipe-not-yaml", f"recipe {path} is not valid YAML: {str(e).splitlines()[0]}") from None
+        return cls.from_dict(value, str(path))
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    def locked(self) -> dict[str, Any]:
+        value = self.model_dump(mode="json")
+        if self.training is not None:  # what it comes to, so that null and the value it stands for are one recipe
+            value["training"]["exposure_matched"] = self.training.matched(self.model.start is not None)
+        return {key: value[key] for key in LOCKED}
+
+
+def recipes_folder() -> Path:
+    """What is shipped with the package: recipes/NAME.yaml, and sweeps in recipes/ablations/."""
+    here = Path(__file__).parents[1] / "recipes"  # in a wheel
+    return here if here.is_dir() else Path(__file__).parents[3] / "recipes"  # in a checkout
+
+
+def builtin_recipe(name: str) -> Recipe:
+    """A recipe shipped with the package (recipes/NAME.yaml)."""
+    folder = recipes_folder()
+    if not (folder / f"{name}.yaml").is_file():
+        known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
+        raise GudaError("recipe-unknown", f"no recipe {name!r}; shipped recipes: {known}")
+    return Recipe.read(folder / f"{name}.yaml")

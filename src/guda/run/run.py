@@ -1,0 +1,237 @@
+"""The run folder: the unit of resume, sharing and reporting.
+
+    RUN/run.json        what the run is locked to: recipe sections, data and model digests, library versions
+    RUN/recipe.yaml     the whole recipe; all but `data`, `prompts`, `model`, `training` may be edited
+    RUN/data/           the training images, decoded once, with their groups
+    RUN/models/         full-s<seed>/: models trained here, in the diffusers layout
+    RUN/prompts/        text-to-image: the prompts; RUN/cache/: their embeddings, and latents of the images
+    RUN/artifacts/      <method>-<hash of its settings>/: what `fit` made
+    RUN/queries/<set>/  the pictures to attribute
+    RUN/terms/          squared errors, one immutable part per (plan, shard, model, round)
+    RUN/scores/<set>/   one parquet per method
+    RUN/tune/, RUN/ablations/  what `guda tune` tried and chose; tables of `guda ablate`
+    RUN/likelihood/     log p by the probability-flow ODE, one immutable part per (solver, shard, model, seed)
+    RUN/tables/, RUN/figures/  what `guda reproduce` writes, pictures with what they are drawn from
+    RUN/pairs.json, RUN/partition.json  pairs of groups; a noisy partition against the clean one
+    RUN/health/         what each method's counterfactuals do to training images: leakage and drift
+    RUN/timings/        wall times and network evaluations, apart from files that must be identical
+    RUN/evaluation.json, RUN/report.html
+
+Opening a run with other inputs than it was made from is an error that prints both values.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from guda.errors import GudaError, Mismatch, refuse_difference
+from guda.files import DAY, digest, digest_file, library_versions, read_json, sweep, write_json, write_text
+from guda.run.recipe import Recipe
+
+FORMAT = 1
+
+UPLOAD = "upload-"  # names of query sets that were brought to the page (web/uploads.py) begin so
+
+
+# names of query sets that are the run's own (methods/reference.py)
+REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?")
+
+MOMENT = 2.0  # seconds in which a command opens its run several times: one look at a bucket is enough
+
+
+def _with_defaults(locked: dict[str, Any]) -> dict[str, Any]:
+    """A lock written before a setting existed meant what is now its default."""
+    try:
+        return Recipe.model_validate({"name": "", **locked}).locked()
+    except ValueError:
+        return locked
+
+
+def remote(address: str | Path) -> bool:
+    """Whether it is a bucket's: s3://bucket/run, of which a Path has made s3:/bucket/run."""
+    return re.match(r"[a-z][a-z0-9+.-]+:/", str(address)) is not None
+
+
+def here(address: str | Path, patience: float = MOMENT) -> Path:
+    """The folder itself; of a run in a bucket its local copy, as it was there not more than so many seconds ago
+    (run/remote.py)."""
+    if not remote(address):
+        return Path(address)
+    from guda.run.remote import mirror
+
+    found = mirror(str(address))
+    found.pull(patience)
+    return found.local
+
+
+class Run:
+    def __init__(self, root: Path, info: dict[str, Any], address: str | None = None) -> None:
+        self.root, self.info = root, info
+        self.address = address or str(root)  # what a worker elsewhere opens it by
+
+    @staticmethod
+    def exists(root: str | Path) -> bool:
+        return (here(root) / "run.json").is_file()
+
+    def refresh(self) -> None:
+        """Fetch what others have published meanwhile; a folder on a disk needs no such thing."""
+        here(self.address, patience=0.0)
+
+    def remove(self, path: Path) -> None:
+        """A file that is wrong; of a run in a bucket also there, from where it would come back."""
+        if remote(self.address):
+            from guda.run.remote import mirror
+
+            mirror(self.address).remove(path.relative_to(self.root).as_posix())
+        path.unlink(missing_ok=True)
+
+    def publish(self) -> None:
+        """Let others have what was written here; a folder on a disk needs no such thing."""
+        if remote(self.address):
+            from guda.run.remote import mirror
+
+            mirror(self.address).push()
+
+    @classmethod
+    def create(cls, root: str | Path, recipe: Recipe, lock: dict[str, Any]) -> Run:
+        """A new run, or the same one again. `lock`: digests of data and model. Everything else must be there already
+        except run.json, which is written last: a folder without it is not a run."""
+        address, root = str(root), here(root)
+        info = {"format": FORMAT, "locked": recipe.locked(), **lock, "versions": library_versions()}
+        write_text(root / "recipe.yaml", recipe.to_yaml())
+        write_json(root / "run.json", info)
+        run = cls(root, info, address)
+        run.publish()
+        return run
+
+    @classmethod
+    def open(cls, root: str | Path) -> Run:
+        address, root = str(root), here(root)
+        if not root.is_dir():
+            raise GudaError(
+                "run-missing", f"run {address!r} does not exist; make it with: guda init {address} --data ..."
+            )
+        if not (root / "run.json").is_file():
+            raise GudaError(
+                "run-folder-invalid",
+                f"{address!r} is not a run folder (no run.json); make one with: guda init {address} --data ...",
+            )
+        try:
+            info = read_json(root / "run.json")
+        except GudaError:
+            info = None
+        if not isinstance(info, dict) or "locked" not in info:
+            raise GudaError(
+                "run-damaged", f"{root / 'run.json'} is damaged; restore it, or start again in another folder"
+            )
+        if info.get("format") != FORMAT:
+            raise Mismatch(
+                "run-format-mismatch",
+                f"{root}: format of the run",
+                info.get("format"),
+                FORMAT,
+                "use the guda version that made it",
+            )
+        run = cls(root, info, address)
+        run.check(run.recipe)
+        return run
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return Recipe.read(self.root / "recipe.yaml")
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe whose locked sections are not those this run was made from."""
+        refuse_difference(
+            "run-recipe-differs",
+            str(self.root),
+            _with_defaults(self.info["locked"]),
+            recipe.locked(),
+            "use another run folder for another experiment",
+        )
+
+    def check_lock(self, lock: dict[str, Any]) -> None:
+        """Refuse data or a model other than those this run was made from."""
+        refuse_difference(
+            "run-inputs-differ",
+            str(self.root),
+            {k: self.info.get(k) for k in lock},
+            lock,
+            "use another run folder for other data or models",
+        )
+
+    def note(self, key: str, value: str) -> None:
+        """Lock the run to something that was made after it, once; another value is refused."""
+        if self.info.get(key) not in (None, value):
+            raise Mismatch("run-lock-mismatch", f"{self.root}: {key}", self.info[key], value, "use another run folder")
+        if key not in self.info:
+            self.info[key] = value
+            write_json(self.root / "run.json", self.info)
+
+    def update(self, recipe: Recipe) -> None:
+        """Replace the editable sections of the recipe."""
+        self.check(recipe)
+        write_text(self.root / "recipe.yaml", recipe.to_yaml())
+        self.__dict__.pop("recipe", None)
+
+    def path(self, *parts: str) -> Path:
+        return self.root.joinpath(*parts)
+
+    def has(self, relative: str) -> bool:
+        return (self.root / relative).exists()
+
+    def record_time(self, stage: str, name: str, seconds: float, evals: float | None = None) -> None:
+        # group names may be long, or differ only in characters no file name takes
+        file = f"{name.replace('/', '_')[:60]}-{digest(name, 8)}.json"
+        counted = {} if evals is None else {"evals": evals}
+        write_json(self.path("timings", stage, file), {"name": name, "seconds": seconds, **counted})
+
+    def timings(self, stage: str) -> list[tuple[float, float | None]]:
+        """(worker seconds, network evaluations) of every task of a stage; None: not counted, as in older runs."""
+        found = [read_json(f) for f in sorted(self.path("timings", stage).glob("[!.]*.json"))]
+        return [(f["seconds"], f.get("evals")) for f in found]
+
+    def seconds(self, stage: str) -> float | None:
+        """Total worker time of a stage; None where nothing was recorded."""
+        found = self.timings(stage)
+        return sum(seconds for seconds, _ in found) if found else None
+
+    def finish(self, what: str, outputs: list[str]) -> None:
+        """Note that `what` is complete, with the files it ended in and the recipe it was made from."""
+        value = {"recipe": digest_file(self.path("recipe.yaml")), "outputs": self._sizes(outputs)}
+        write_json(self.path("finished", f"{what}.json"), value)
+
+    def finished(self, what: str) -> bool:
+        """Whether `what` was completed from this very recipe and its files are still those."""
+        if not self.has(f"finished/{what}.json"):
+            return False
+        noted = read_json(self.path("finished", f"{what}.json"))
+        return noted == {"recipe": digest_file(self.path("recipe.yaml")), "outputs": self._sizes(noted["outputs"])}
+
+    def _sizes(self, files: Iterable[str]) -> dict[str, int]:
+        return {f: self.path(f).stat().st_size if self.has(f) else -1 for f in files}
+
+    def query_sets(self) -> list[str]:
+        """The user's; reference sets are training images and no questions."""
+        found = (p.parent.name for p in self.path("queries").glob("[!.]*/index.json"))
+        return sorted(name for name in found if not REFERENCE.fullmatch(name))
+
+    def sweep(self, older_than: float = DAY) -> None:
+        """Remove what killed processes left under temporary names; elsewhere: so many seconds ago."""
+        sweep(self.root, older_than)
+
+
+def writable(root: Path) -> None:
+    """One clear line instead of a traceback from deep inside a worker."""
+    probe = root
+    while not probe.exists():
+        probe = probe.parent
+    if not probe.is_dir():
+        raise GudaError("path-is-file", f"{probe} is a file; choose another folder")
+    if not os.access(probe, os.W_OK):
+        raise GudaError("path-not-writable", f"{probe} is not writable; choose another folder")

@@ -1,0 +1,162 @@
+"""The query set a recipe asks for: samples of the run's own model, drawn in resumable blocks.
+
+Unconditional models: `n` ancestral samples. Text-to-image models: one picture of every chosen object in every style
+that is asked about, by its evaluation prompt (SPEC sections 5 and 6).
+"""
+
+from __future__ import annotations
+
+from guda.config import QueriesConfig
+from guda.data.queries import Queries
+from guda.diffusion.noise import generator
+from guda.diffusion.sampling import sample, sample_id
+from guda.errors import GudaError
+from guda.files import digest, read_tensors, write_tensors
+from guda.run import progress
+from guda.run.models import (
+    asked_groups,
+    load_data,
+    load_model,
+    load_prompts,
+    model_digest,
+    model_files,
+    prompt_files,
+    run_schedule,
+)
+from guda.run.run import Run
+from guda.run.task import Task
+
+BLOCK = 64  # images sampled together; part of what makes them
+
+TEXT_BLOCK = 16  # guidance doubles it, and these networks are large
+
+TEXT_STEPS = 50
+
+
+def set_name(run: Run, config: QueriesConfig) -> str:
+    """Says what is in it, so that another recipe's samples are another set."""
+    steps = f"-t{config.steps}" if config.steps else ""
+    if run.recipe.prompts is None:
+        return f"samples-s{config.seed}-n{config.n}{steps}"
+    groups = "" if run.recipe.scoring.groups is None else f"-{digest(list(asked_groups(run)), 6)}"
+    # which objects are left out depends on the recipe's own queries, and those may be edited
+    others = "" if config.seed == run.recipe.queries.seed else f"-{digest(_objects(run, config), 6)}"
+    return f"prompts-s{config.seed}-o{config.objects or 'all'}-g{config.guidance:g}{steps}{groups}{others}"
+
+
+def _objects(run: Run, config: QueriesConfig) -> list[str]:
+    """What the pictures show, the same for all styles. Under another seed the objects of the recipe's own queries are
+    left out where enough others are there: settings are chosen on other prompts."""
+    contents = load_data(run).contents
+    if contents is None:
+        raise GudaError(
+            "contents-missing", f"{run.root}: the images have no contents, so there are no evaluation prompts"
+        )
+    names = sorted(set(contents))
+    if config.objects is None:
+        return names
+    if config.objects > len(names):
+        raise GudaError(
+            "contents-too-few", f"queries.objects = {config.objects}, but the images show {len(names)} objects"
+        )
+    own = run.recipe.queries
+    reported = set() if config.seed == own.seed else set(_drawn(names, own.seed, own.objects or len(names)))
+    others = [name for name in names if name not in reported]
+    return _drawn(others if len(others) >= config.objects else names, config.seed, config.objects)
+
+
+def _asked(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
+    """(style, object) of every picture."""
+    data, names = load_data(run), _objects(run, config)
+    there = {
+        (data.groups.names[k], content) for k, content in zip(data.groups.labels, data.contents or (), strict=True)
+    }
+    if len({_slug(name) for name in names}) < len(names):
+        raise GudaError(
+            "objects-ambiguous", "two objects have names that differ by spaces and dashes only; rename one of them"
+        )
+    return [(style, name) for style in asked_groups(run) for name in names if (style, name) in there]
+
+
+def _slug(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+def _drawn(names: list[str], seed: int, n: int) -> list[str]:
+    return sorted(generator(seed, "objects").permutation(names)[:n].tolist())
+
+
+def prompt_list(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
+    """(id, evaluation prompt) of every picture."""
+    found = load_prompts(run).evaluation
+    return [(f"{_slug(style)}/{_slug(name)}", found[style, name]) for style, name in _asked(run, config)]
+
+
+def _block(run: Run) -> int:
+    return BLOCK if run.recipe.prompts is None else TEXT_BLOCK
+
+
+def query_count(run: Run, config: QueriesConfig) -> int:
+    """How many pictures the recipe draws."""
+    return config.n if run.recipe.prompts is None else len(_asked(run, config))
+
+
+def _part(run: Run, config: QueriesConfig, number: int) -> str:
+    if run.recipe.prompts is not None:
+        return f"artifacts/{set_name(run, config)}/{number:05d}.safetensors"
+    # n is not part of the name: more samples keep those drawn
+    return f"artifacts/samples-{digest([config.seed, config.steps, BLOCK], 8)}/{number:05d}.safetensors"
+
+
+def sample_tasks(run: Run, config: QueriesConfig) -> list[Task]:
+    if run.has(f"queries/{set_name(run, config)}/index.json"):
+        return []
+    told = run.recipe.prompts is not None
+    steps = config.steps or (TEXT_STEPS if told else run_schedule(run).T)
+    block = _block(run)
+    return [
+        Task(
+            name=f"sample block {number}", stage="sample", fn="guda.run.samples:sample_block",
+            args={"config": config.model_dump(mode="json"), "number": number},
+            makes=(_part(run, config, number),), needs=model_files(run, "base") + prompt_files(run),
+            cost=float(block * steps * (2 if told else 1)),
+        )
+        for number in range(-(-query_count(run, config) // block))
+    ]  # fmt: skip
+
+
+def sample_block(run: Run, config: dict[str, object], number: int) -> None:
+    import torch
+
+    asked = QueriesConfig.model_validate(config)
+    model, block = load_model(run, "base"), _block(run)
+    if run.recipe.prompts is None:
+        indices = range(number * block, (number + 1) * block)
+        images = sample(model, indices, seed=asked.seed, steps=asked.steps, block=block, tick=progress.tick)
+    else:
+        from guda.diffusion.sampling import generate
+
+        prompts = [prompt for _, prompt in prompt_list(run, asked)[number * block : (number + 1) * block]]
+        images = generate(
+            model, prompts, seed=asked.seed, steps=asked.steps or TEXT_STEPS, guidance=asked.guidance, block=block,
+            tick=progress.tick,
+        )  # fmt: skip
+    header = {"model": model_digest(run, "base")}
+    write_tensors(run.path(_part(run, asked, number)), {"images": torch.from_numpy(images)}, header)
+
+
+def collect_samples(run: Run, config: QueriesConfig) -> str:
+    """Publish the drawn blocks as a query set of the run; returns its name."""
+    import numpy as np
+
+    name = set_name(run, config)
+    if not run.has(f"queries/{name}/index.json"):
+        count = query_count(run, config)
+        parts = [read_tensors(run.path(_part(run, config, k)))[0]["images"] for k in range(-(-count // _block(run)))]
+        images = np.concatenate([p.numpy() for p in parts])[:count]
+        if run.recipe.prompts is None:
+            ids, prompts = tuple(sample_id(config.seed, i) for i in range(count)), None
+        else:
+            ids, prompts = (tuple(column) for column in zip(*prompt_list(run, config), strict=True))
+        Queries(ids, images, prompts, name).save(run.path("queries", name))
+    return name

@@ -1,0 +1,71 @@
+"""Task: one piece of work that depends on nothing but the run folder.
+
+`fn` names a function `f(run, **args)`; its result is the files in `makes`, published whole. A task whose files exist
+is done and is never run again, so any engine may run any task any number of times, anywhere the folder is mounted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guda.files import digest
+from guda.run import progress
+from guda.run.run import Run
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str  # unique, readable: "train full-s0", "fit retrack 3"
+    stage: str  # what its time is booked under: "train", "fit/retrack", "score/<set>/retrack", ...
+    fn: str  # "package.module:function"
+    args: dict[str, Any]  # plain JSON
+    makes: tuple[str, ...]  # files, relative to the run
+    needs: tuple[str, ...] = ()  # files of other tasks
+    cost: float = field(default=1.0, compare=False)  # network evaluations, to weigh progress by
+    shared: bool = field(default=False, compare=False)  # a training: processes of one launch do it together
+
+    def done(self, run: Run) -> bool:
+        return all(run.has(path) for path in self.makes)
+
+    def ready(self, run: Run) -> bool:
+        return all(run.has(path) for path in self.needs)
+
+    @property
+    def heartbeat(self) -> str:
+        return f"progress/{digest(self.name)}.json"
+
+
+def execute(root: str, task: Task, alone: bool = True) -> float:
+    """Run one task here; returns its seconds. Not `alone`: another process reports and books it."""
+    run = Run.open(root)
+    module, _, function = task.fn.partition(":")
+    heartbeat = run.path(task.heartbeat)
+    progress.watch(heartbeat if alone else None)
+    started = time.monotonic()
+    try:
+        # a task that was interrupted before may know of time spent then
+        earlier = getattr(importlib.import_module(module), function)(run, **task.args) or 0.0
+    finally:
+        progress.watch(None)
+        if alone:
+            Path(heartbeat).unlink(missing_ok=True)
+    seconds = time.monotonic() - started + earlier
+    if alone:
+        run.record_time(task.stage, task.name, seconds, task.cost)
+    run.publish()
+    return seconds
+
+
+def pending(run: Run, tasks: list[Task]) -> list[Task]:
+    """What is left to do, each product once."""
+    seen: set[tuple[str, ...]] = set()
+    left = []
+    for task in tasks:
+        if task.makes not in seen and not task.done(run):
+            left.append(task)
+        seen.add(task.makes)
+    return left

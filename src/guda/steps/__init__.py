@@ -1,0 +1,84 @@
+"""One function per verb of the command line, for Python and for `cli/` alike. Each resumes and redoes nothing."""
+
+from guda.run.samples import query_count
+from guda.steps.ablate import ablate, read_ablation
+from guda.steps.cluster import ClusterConfig, plan_cluster
+from guda.steps.estimate_recipe import outline
+from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
+from guda.steps.fit import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, ray_engine, sample, train
+from guda.steps.health import health, health_methods
+from guda.steps.init import change_groups, change_queries, change_scoring, change_settings, init, parse_settings, status
+from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_path
+from guda.steps.pairs import pairs, parse_pairs
+from guda.steps.partition import partition
+from guda.steps.plan import Budget, plan
+from guda.steps.prompts import prompts_build, prompts_show
+from guda.steps.queries import add_queries, choose_or_add_queries, choose_queries
+from guda.steps.score import (
+    band_shares,
+    evals_per_picture,
+    placebo_null,
+    score,
+    scored_methods,
+    scores_path,
+    upper_levels,
+    variant,
+    watch,
+)
+from guda.steps.search_space import parse_space, read_space
+from guda.steps.tune import tune
+
+__all__ = [
+    "Budget",
+    "ClusterConfig",
+    "Engine",
+    "ablate",
+    "add_queries",
+    "band_shares",
+    "change_groups",
+    "change_queries",
+    "change_scoring",
+    "change_settings",
+    "check_fitted",
+    "choose_or_add_queries",
+    "choose_queries",
+    "evals_per_picture",
+    "evaluate",
+    "evaluate_bands",
+    "evaluate_likelihood",
+    "fit",
+    "fit_tasks",
+    "fitted_methods",
+    "health",
+    "health_methods",
+    "init",
+    "likelihood",
+    "likelihood_path",
+    "local_engine",
+    "outline",
+    "pairs",
+    "parse_pairs",
+    "parse_settings",
+    "parse_space",
+    "partition",
+    "pipeline",
+    "placebo_null",
+    "plan",
+    "plan_cluster",
+    "prompts_build",
+    "prompts_show",
+    "query_count",
+    "ray_engine",
+    "read_ablation",
+    "read_space",
+    "sample",
+    "score",
+    "scored_methods",
+    "scores_path",
+    "status",
+    "train",
+    "tune",
+    "upper_levels",
+    "variant",
+    "watch",
+]

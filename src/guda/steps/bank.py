@@ -1,0 +1,257 @@
+"""The counterfactuals a run keeps: list them, take in those made elsewhere, check them, hand one out as a model.
+
+Whatever is stored lies under the name the method itself would use (`Unlearned.file`, `Logo.file`), so `guda score`
+makes no difference between what was fitted here and what was added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from guda.diffusion.denoiser import Denoiser
+from guda.errors import GudaError, Mismatch
+from guda.files import atomic_folder, read_header, read_tensors
+from guda.methods.base import get_method, known_methods
+from guda.methods.elbo import ElboMethod
+from guda.methods.logo import Logo
+from guda.methods.pairs import pair_files
+from guda.methods.placebo import fitted_placebos
+from guda.methods.posterior import RULE
+from guda.methods.unlearned import Unlearned
+from guda.run.models import architecture, load_data, load_model, model_digest, model_files, need_training
+from guda.run.run import Run
+from guda.unlearning.bank import FILES, Card, Counterfactual, dtype_text
+from guda.unlearning.packing import full_bytes
+from guda.unlearning.rule import read_rule
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One row of `guda bank ls`."""
+
+    method: str
+    group: str
+    kind: str
+    rank: int | None
+    dtype: str
+    bytes: int
+    share: float  # of a full fp32 copy of the network
+    base_ok: bool | None  # made from this run's model; None: weights of its own, or the run has no model yet
+    used: bool  # by the run's present settings
+    file: str  # in the run folder
+
+
+def _files(run: Run) -> list[str]:
+    """Stored by methods that keep counterfactuals, whatever their settings were; samples are artifacts too."""
+    keepers = {name for name, cls in known_methods().items() if issubclass(cls, ElboMethod)}
+    found = [p.relative_to(run.root) for files in (FILES, RULE) for p in run.path("artifacts").rglob(files)]
+    return sorted(str(p) for p in found if p.parts[1].rpartition("-")[0] in keepers)
+
+
+def _expected(run: Run) -> dict[str, str]:
+    """File -> group, of everything the methods look for with the run's settings."""
+    names: dict[str, str] = {}
+    for name in known_methods():
+        method = get_method(run, name)
+        if isinstance(method, ElboMethod):
+            refs = [(r.counterfactual, g) for _, groups in method.sets() for g, r in groups.items()]
+            names |= {file: group for file, group in refs if file is not None} | pair_files(method)
+        if isinstance(method, Unlearned):  # of a tree, the groups above
+            names |= {method.file(group): group for group in method.nodes()}
+        if null := fitted_placebos(method):
+            names |= {null.file(group): group for group in null.groups}
+    return names
+
+
+def _base_digest(run: Run) -> str | None:
+    """None before the run's model is trained."""
+    return model_digest(run, "base") if all(run.has(f) for f in model_files(run, "base")) else None
+
+
+def bank_list(run: Run) -> list[Stored]:
+    """Every stored counterfactual, by its header: weights are not read."""
+    full, base, used = full_bytes(architecture(run).module), _base_digest(run), _expected(run)
+
+    def row(file: str) -> Stored:
+        size = run.path(file).stat().st_size
+        try:
+            if Path(file).name == RULE:
+                header, dtypes = read_header(run.path(file))
+                same = None if base is None else header["base"] == base
+                dtype = dtype_text(dtypes)
+                return Stored(
+                    header["method"], "(all)", "rule", None, dtype, size, size / full, same, file in used, file
+                )
+            card = Card.read(run.path(file))
+        except (GudaError, KeyError):  # `guda bank verify` says what is wrong with it
+            return Stored("?", "?", "damaged", None, "?", size, size / full, False, file in used, file)
+        return Stored(
+            method=card.method, group=card.group, kind=card.kind, rank=card.about.get("rank"), dtype=card.dtype,
+            bytes=size, share=size / full, used=file in used, file=file,
+            base_ok=None if card.kind == "weights" or base is None else card.base == base,
+        )  # fmt: skip
+
+    return [row(file) for file in _files(run)]
+
+
+def bank_verify(run: Run) -> dict[str, Any]:
+    """Reads every stored file; returns how many there are and what is wrong with which."""
+    files, expected, base = _files(run), _expected(run), _base_digest(run)
+    network = architecture(run) if base is None else load_model(run, "base")
+    problems = [
+        {"file": file, "problem": problem}
+        for file in files
+        for problem in (
+            _rule_problems(run, file, network, base)
+            if Path(file).name == RULE
+            else _problems(run.path(file), network, base, expected.get(file))
+        )
+    ]
+    return {"run": str(run.root), "files": len(files), "problems": problems}
+
+
+def _problems(path: Path, network: Denoiser, base: str | None, group: str | None) -> Iterator[str]:
+    try:
+        item = Counterfactual.load(path)
+        if group is not None and item.group != group:
+            yield f"is the counterfactual without {item.group!r}, in the place of {group!r}; fit or add it again"
+        if base is None and item.kind != "weights":
+            yield "is a change to a model that the run does not have; run: guda train"
+            return
+        check_finite(item.changed(network, base), "it")
+    except GudaError as e:
+        yield str(e).removeprefix(f"{path} ").removeprefix(f"{path}: ")
+
+
+def _rule_problems(run: Run, file: str, network: Denoiser, base: str | None) -> Iterator[str]:
+    path = run.path(file)
+    try:
+        if base is None:
+            yield "is a rule on a model that the run does not have; run: guda train"
+            return
+        read_rule(path, network, base, load_data(run))
+        check_finite(read_tensors(path)[0], "it")
+    except GudaError as e:
+        yield str(e).removeprefix(f"{path} ").removeprefix(f"{path}: ")
+
+
+def check_finite(weights: dict[str, torch.Tensor], where: str) -> None:
+    for name, value in weights.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise GudaError("weights-not-finite", f"{where} holds NaN or infinity in weight {name!r}; make it again")
+
+
+def _place(run: Run, method: str, group: str, seed: int | None) -> tuple[str, str]:
+    """(file in the run, what its header calls the method)."""
+    found = get_method(run, method)
+    load_data(run).groups.index(group)
+    if isinstance(found, Logo):
+        need_training(run)  # scoring asks what a retraining costs
+        seeds = found.config.seeds
+        if seed is None or seed not in seeds:
+            given = "needs --seed" if seed is None else f"has no seed {seed}"
+            raise GudaError(
+                "seed-invalid", f"{method} {given}; its seeds are {', '.join(map(str, seeds))} (methods.{method}.seeds)"
+            )
+        return found.file(seed, group), f"{method}-s{seed}"
+    if seed is not None:
+        raise GudaError(
+            "seed-unsupported", f"--seed is for logo, which retrains several times; {method} has one model per group"
+        )
+    if isinstance(found, Unlearned):
+        return found.file(group), method
+    raise GudaError(
+        "method-without-models", f"{method} keeps no counterfactual models; give an unlearning method or logo"
+    )
+
+
+def bank_add(run: Run, method: str, group: str, path: str | Path, seed: int | None = None) -> dict[str, Any]:
+    """Take in a counterfactual made elsewhere; the same one again changes nothing, another one is refused."""
+    file, name = _place(run, method, group, seed)
+    item = replace(_given(run, Path(path).expanduser(), group, own=method == "logo"), method=name)
+    target, new = run.path(file), True
+    if target.exists():
+        old = Counterfactual.load(target)
+        if old.digest() != item.digest():
+            raise Mismatch(
+                "counterfactual-exists", f"{target} holds another counterfactual: digest", old.digest(), item.digest(),
+                "delete that file first if it should be replaced",
+            )  # fmt: skip
+        new = False
+    else:
+        item.save(target)
+    return {"method": name, "group": group, "kind": item.kind, "digest": item.digest(), "file": file, "added": new}
+
+
+def _given(run: Run, path: Path, group: str, own: bool) -> Counterfactual:
+    """What lies at `path` as a counterfactual of this run, checked to fit and to be finite. `own`: as weights of its
+    own (a retraining), else as a change to the run's model."""
+    if path.is_file() and path.suffix != ".safetensors":
+        raise GudaError(
+            "weights-not-safetensors",
+            f"{path} is not a .safetensors file (pickled weights are not read); re-save it as safetensors",
+        )
+    if not path.exists():
+        raise GudaError(
+            "weights-file-missing", f"{path} does not exist; give a .safetensors file or a diffusers folder"
+        )
+    base = architecture(run) if own and _base_digest(run) is None else load_model(run, "base")
+    if path.is_file() and "kind" in read_header(path)[0]:
+        item = Counterfactual.load(path)
+        if item.group != group:
+            raise Mismatch(
+                "counterfactual-group-mismatch",
+                f"{path}: left-out group",
+                item.group,
+                group,
+                "give --group as the file says",
+            )
+        if own == (item.kind == "weights"):
+            check_finite(item.changed(base), str(path))
+            return replace(item, base="") if own else item  # a retraining has no base
+        weights = base.weights() | item.changed(base)
+    else:
+        weights = read_tensors(path)[0] if path.is_file() else _folder_weights(run, path)
+    base.check_weights(weights, str(path))
+    weights = {k: v.detach().cpu().to(base.weights()[k].dtype) for k, v in weights.items()}
+    check_finite(weights, str(path))
+    if own:
+        return Counterfactual("weights", group, "", "", weights)
+    return Counterfactual.delta(base, weights, group, "")
+
+
+def _folder_weights(run: Run, folder: Path) -> dict[str, torch.Tensor]:
+    places = (folder, folder / "scheduler", folder.parent / "scheduler")
+    brings = any((p / "scheduler_config.json").is_file() for p in places)
+    # a bare model folder lends its weights only; which schedule it is read with does not matter then
+    model = Denoiser.from_pretrained(folder, None if brings else "linear:1000")
+    if brings and (given := model.schedule.digest) != run.info["schedule"]:
+        raise Mismatch(
+            "schedule-mismatch", f"{folder}: noise schedule", run.info["schedule"], given,
+            "it was trained with another schedule than the run's model",
+        )  # fmt: skip
+    return model.weights()
+
+
+def bank_export(run: Run, method: str, group: str, folder: str | Path, seed: int | None = None) -> dict[str, Any]:
+    """Write one counterfactual as an ordinary diffusers folder."""
+    file, name = _place(run, method, group, seed)
+    if not run.has(file):
+        raise GudaError(
+            "counterfactual-missing",
+            f"{run.root} has no {name} model without {group!r}; run: guda fit {run.root} --method {method}",
+        )
+    folder = Path(folder).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise GudaError("folder-exists", f"{folder} exists already; give a new folder")
+    item = Counterfactual.load(run.path(file))
+    own = item.kind == "weights" and _base_digest(run) is None
+    model = item.apply(architecture(run) if own else load_model(run, "base"))
+    with atomic_folder(folder) as tmp:
+        model.save_pretrained(tmp)
+    return {"method": name, "group": group, "folder": str(folder), "weights": model.digest()}

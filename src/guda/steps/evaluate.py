@@ -1,0 +1,151 @@
+"""Every scored method against the oracle, with intervals and ceiling; also band by band."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from guda.data.queries import Queries
+from guda.errors import GudaError
+from guda.evaluation.ceiling import Comparison, compare, query_noise_floor
+from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
+from guda.evaluation.separation import separation
+from guda.files import write_json
+from guda.methods.base import Method, get_method, known_methods
+from guda.methods.elbo import ElboMethod
+from guda.methods.logo import Logo
+from guda.methods.placebo import placebo_tasks, takes_placebos
+from guda.methods.terms import load_queries, terms_folder
+from guda.run.models import need_training, run_schedule
+from guda.run.run import Run
+from guda.run.samples import collect_samples, sample_tasks
+from guda.scoring.bands import Bands, default_edges
+from guda.scoring.drift import SUBTRACTED
+from guda.scoring.scores import Scores
+from guda.steps.fit import Engine, fit_tasks, ready
+from guda.steps.health import health
+from guda.steps.queries import tuned_on
+from guda.steps.score import parse_bands, publish, score, scored_methods, up_to_date
+
+
+def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
+    """Compare on one query set; written to evaluation.json (of the plain estimand) and scores/<set>/."""
+    queries, oracle, methods = _checked(run, name)
+    bands = parse_bands(run, band)
+    scores: dict[str, Scores] = {}
+    for method in [oracle, *methods]:
+        scores |= publish(run, queries, method, bands)
+    gold = np.stack([scores[f"logo-s{s}"].score for s in oracle.config.seeds])
+    found = _compare(run, gold, {m.method_id: scores[m.method_id].score for m in methods})
+    notes = [found.note]
+    if less := [m.method_id for m in methods if scores[m.method_id].estimand.endswith(SUBTRACTED)]:
+        notes.append(f"Scores of {', '.join(less)} are less their drift.")
+    tuned = set(tuned_on(run, queries))
+    if flattered := [m.method_id for m in methods if tuned & {m.method_id, *m.parts()}]:
+        notes.append(f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter.")
+    found = replace(found, note=" ".join(notes))
+    costs, figures = {}, {}
+    terms = terms_folder(run).removeprefix("terms/")
+    for method in [*methods, oracle]:
+        m = method.method_id
+        costs[m] = Cost(
+            fit_evals=method.fit_evals(), fit_seconds=stage_seconds(run, method.fit_stages()),
+            score_evals=method.score_evals(),
+            score_seconds=stage_seconds(run, method.score_stages(name, terms)),
+        )  # fmt: skip
+        if method is not oracle and method.fit_evals() > 0:
+            figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / method.fit_evals()
+            # other methods may have steps too, but not of a training
+            if isinstance(method, ElboMethod) and (steps := getattr(method.config, "steps", None)):
+                figures[f"steps_ratio_vs_logo.{m}"] = need_training(run).steps / steps
+    asked = run.recipe.evaluation
+    rounds = oracle.round_values(queries, bands) if run.recipe.scoring.rounds > 1 else None
+    entry = dataset_entry(
+        found, list(oracle.config.seeds), scores[oracle.method_id].estimand, costs, figures,
+        pairs=separation(found, seed=asked.seed),
+        floor=None if rounds is None else query_noise_floor(rounds, asked.resamples, asked.seed),
+    )  # fmt: skip
+    value = entry.model_dump(mode="json")
+    if bands is not None:
+        write_json(run.path("scores", name, bands.slug, "evaluation.json"), value)
+        return entry
+    write_json(run.path("scores", name, "evaluation.json"), value)
+    write_json(run.path("evaluation.json"), value)
+    return entry
+
+
+def stage_seconds(run: Run, stages: list[str]) -> float | None:
+    found = [s for stage in stages if (s := run.seconds(stage)) is not None]
+    return sum(found) if found else None
+
+
+def evaluate_bands(run: Run, name: str) -> dict[str, dict[str, float]]:
+    """Top-1 in every noise band, against that band's own oracle: {band: {"ceiling": x, method: y, ...}}."""
+    queries, oracle, methods = _checked(run, name)
+    bands = [Bands(((low, high, 1.0),)) for low, high in pairwise(default_edges(run_schedule(run).T))]
+    gold, values = oracle.seed_values(queries, bands), {m.method_id: m.values(queries, bands) for m in methods}
+    table = {}
+    for i, band in enumerate(bands):
+        found = _compare(run, gold[i], {m: v[i] for m, v in values.items()})
+        row = {} if found.ceiling is None else {"ceiling": found.ceiling.intervals["top1"].mean}
+        table[band.name] = row | {m: a.intervals["top1"].mean for m, a in found.methods.items()}
+    return table
+
+
+def run_oracle(run: Run) -> Logo:
+    """What methods of this run are held against."""
+    against = run.recipe.evaluation.against
+    oracle = get_method(run, against)
+    if not isinstance(oracle, Logo):
+        raise GudaError(
+            "evaluation-oracle-unsupported",
+            f"evaluation.against = {against!r}: only logo is an oracle with retrainings to compare",
+        )
+    return oracle
+
+
+def _checked(run: Run, name: str) -> tuple[Queries, Logo, list[Method]]:
+    config = run.recipe.evaluation
+    oracle = run_oracle(run)
+    if config.reference is not None and config.reference not in known_methods():
+        known = ", ".join(known_methods())
+        raise GudaError("method-unknown", f"evaluation.reference = {config.reference!r} is no method; known: {known}")
+    queries = load_queries(run, name)
+    methods = [get_method(run, m) for m in scored_methods(run, name) if m != config.against]
+    for found in [oracle, *methods]:
+        # settings may have been edited since: only terms under the present settings' names count
+        if not up_to_date(run, queries, found):
+            m = found.method_id
+            raise GudaError(
+                "scores-missing",
+                f"no {m} scores of {name!r} by the recipe's present settings; run: guda fit {run.root} --method {m}, "
+                f"then guda score {run.root} --queries {name} --method {m}",
+            )
+    return queries, oracle, methods
+
+
+def _compare(run: Run, gold: np.ndarray, values: dict[str, np.ndarray]) -> Comparison:
+    """`gold`: of the oracle's seeds, [S, Q, G]; `values`: of the methods, [Q, G]."""
+    config = run.recipe.evaluation
+    reference = config.reference if config.reference in values else None
+    return compare(gold, values, reference=reference, n=config.resamples, seed=config.seed)
+
+
+def pipeline(run: Run, engine: Engine) -> DatasetEntry:
+    """Everything a recipe asks for: train, fit, sample, score, look at the counterfactuals, evaluate."""
+    methods, asked = list(run.recipe.methods), run.recipe.evaluation
+    tasks = fit_tasks(run, methods)
+    found = [get_method(run, m) for m in methods]
+    if asked.placebos:
+        for method in found:
+            if takes_placebos(method):
+                tasks += placebo_tasks(method, asked.placebos)
+    engine(run, ready(run, tasks + sample_tasks(run, run.recipe.queries)), "train, fit and sample")
+    name = collect_samples(run, run.recipe.queries)
+    score(run, name, methods, engine)
+    if asked.health:
+        checked = [m for m in found if isinstance(m, ElboMethod) and m.ranks_groups and not isinstance(m, Logo)]
+        health(run, [m.method_id for m in checked], engine)
+    return evaluate(run, name)

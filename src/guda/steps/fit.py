@@ -1,0 +1,112 @@
+"""What costs time before anything can be scored: training, fitting, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from guda.diffusion import distributed
+from guda.engine.loop import Watcher
+from guda.engine.processes import Workers, run_tasks
+from guda.engine.ray import RayOptions, RayWorkers, import_ray, run_on_ray
+from guda.errors import GudaError
+from guda.methods.base import get_method, known_methods
+from guda.methods.placebo import placebo_tasks, takes_placebos
+from guda.run.models import full_name, full_tasks, load_prompts, need_training, prompt_files
+from guda.run.run import Run
+from guda.run.samples import collect_samples, sample_tasks
+from guda.run.task import Task, pending
+
+Engine = Callable[[Run, list[Task], str], int]
+
+
+def local_engine(workers: int | None = None, watch: Callable[[str], Watcher] | None = None) -> Engine:
+    """Tasks in worker processes here; `watch(title)` makes something that shows their progress."""
+    pool = Workers(workers)
+
+    def engine(run: Run, tasks: list[Task], title: str) -> int:
+        return run_tasks(run, tasks, pool, watch(title) if watch and pending(run, tasks) else None)
+
+    return engine
+
+
+def ray_engine(options: RayOptions, watch: Callable[[str], Watcher] | None = None) -> Engine:
+    """The same tasks on a Ray cluster; needs the extra `ray`."""
+    if distributed.world_size() > 1:
+        raise GudaError(
+            "ray-under-launch", "--engine ray starts its own processes; run guda by itself, not under accelerate launch"
+        )
+    import_ray()  # says at once what to install
+    pool = RayWorkers(options)
+
+    def engine(run: Run, tasks: list[Task], title: str) -> int:
+        return run_on_ray(run, tasks, pool, watch(title) if watch and pending(run, tasks) else None)
+
+    return engine
+
+
+def ready(run: Run, tasks: list[Task]) -> list[Task]:
+    """The same tasks, once the prompts that some of them need are there."""
+    if any(set(task.needs) & set(prompt_files(run)) for task in pending(run, tasks)):
+        load_prompts(run)
+    return tasks
+
+
+def base_tasks(run: Run) -> list[Task]:
+    return [] if run.recipe.model.path else full_tasks(run, need_training(run).seed)
+
+
+def train(run: Run, engine: Engine) -> str:
+    """Train the run's full model; returns its folder."""
+    if run.recipe.model.path:
+        raise GudaError(
+            "training-not-needed",
+            f"{run.root} has a model already ({run.recipe.model.path}); there is nothing to train",
+        )
+    engine(run, ready(run, base_tasks(run)), "train")
+    return str(run.path("models", full_name(need_training(run).seed)))
+
+
+def fit_tasks(run: Run, methods: Sequence[str]) -> list[Task]:
+    tasks = base_tasks(run)
+    for name in methods:
+        found = get_method(run, name)
+        found.check()
+        tasks += found.fit()
+    return tasks
+
+
+def fit(run: Run, methods: Sequence[str], engine: Engine, placebos: int = 0) -> int:
+    """`placebos`: so many random groups unlearned too, to see what a score is where there is no group."""
+    tasks = fit_tasks(run, methods)
+    if placebos:
+        found = [get_method(run, name) for name in methods]
+        # of several methods those that can; where none can, the first says why
+        for method in [m for m in found if takes_placebos(m)] or found[:1]:
+            tasks += placebo_tasks(method, placebos)
+    return engine(run, ready(run, tasks), f"fit {', '.join(methods)}")
+
+
+def sample(run: Run, engine: Engine) -> str:
+    """Draw the recipe's query set from the run's model; returns its name."""
+    engine(run, ready(run, base_tasks(run) + sample_tasks(run, run.recipe.queries)), "sample")
+    return collect_samples(run, run.recipe.queries)
+
+
+def fitted_methods(run: Run) -> list[str]:
+    """Methods with a finished artifact: the recipe's, then others."""
+    names = [*run.recipe.methods, *(m for m in known_methods() if m not in run.recipe.methods)]
+    return [m for m in names if (m != "logo" or run.recipe.training) and _set(run, m) and get_method(run, m).fitted()]
+
+
+def _set(run: Run, name: str) -> bool:
+    """Whether its settings are known: a method that needs some to be given is fitted only where a recipe gives them."""
+    fields = known_methods()[name].Config.model_fields.values() if name in known_methods() else ()
+    return name in run.recipe.methods or not any(f.is_required() for f in fields)
+
+
+def check_fitted(run: Run, methods: Sequence[str]) -> None:
+    for name in methods:
+        if not get_method(run, name).fitted():
+            raise GudaError(
+                "method-not-fitted", f"{name} is not fitted in {run.root}; run: guda fit {run.root} --method {name}"
+            )

@@ -1,0 +1,49 @@
+"""What a method's counterfactuals do to training images whose group is known: forgetting, leakage, drift."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from guda.errors import GudaError
+from guda.methods.base import get_method
+from guda.methods.elbo import ElboMethod
+from guda.methods.health import Health, check_health, measure_health, write_health
+from guda.methods.logo import Logo
+from guda.methods.reference import reference, reference_tasks
+from guda.run.run import Run
+from guda.run.task import Task
+from guda.steps.fit import Engine, check_fitted, fitted_methods
+from guda.steps.init import change_scoring
+from guda.steps.score import prepared
+
+
+def health_methods(run: Run) -> list[str]:
+    """Fitted methods with counterfactuals to check; the oracle only when asked for."""
+    found = [get_method(run, m) for m in fitted_methods(run)]
+    names = [m.method_id for m in found if isinstance(m, ElboMethod) and m.ranks_groups and not isinstance(m, Logo)]
+    if not names:
+        raise GudaError("method-not-fitted", f"nothing is unlearned in {run.root} yet; run: guda fit {run.root}")
+    return names
+
+
+def health(run: Run, methods: Sequence[str], engine: Engine, n: int | None = None) -> dict[str, Health]:
+    """Leakage matrix and drift of each method, also written to health/<artifact>.json; see methods/health.py.
+
+    `n`: training images of each group, kept in the recipe."""
+    chosen = [check_health(get_method(run, m)) for m in methods]
+    check_fitted(run, methods)
+    change_scoring(run, reference=n)
+    images = reference(run)
+
+    def work() -> dict[str, Health]:
+        tasks: list[Task] = []
+        planned: set[str] = set()
+        for found in chosen:
+            tasks += reference_tasks(found, images, planned)
+        engine(run, tasks, f"health of {', '.join(methods)}")
+        return {m.method_id: measure_health(m, images) for m in chosen}
+
+    measured = prepared(run, chosen, engine, work)
+    for found in chosen:
+        write_health(run, found, measured[found.method_id])
+    return measured

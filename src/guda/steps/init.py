@@ -1,0 +1,283 @@
+"""Making a run, looking at it, and changing what may be changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from guda.config import parse_config
+from guda.data.images import ImageData
+from guda.data.sources import known_sources, load_source
+from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.networks import build_denoiser
+from guda.errors import GudaError
+from guda.methods.base import get_method, known_methods
+from guda.methods.terms import load_queries
+from guda.run import progress
+from guda.run.models import full_name, load_data, need_training, run_schedule
+from guda.run.recipe import Recipe
+from guda.run.run import Run, here, writable
+from guda.scoring.plan import make_plan, prior_density
+from guda.steps.fit import base_tasks
+from guda.steps.score import scored_methods
+
+
+def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
+    """Make a run folder, or reopen the same one. Checks everything first: on an error nothing is written.
+
+    On an existing run the recipe's editable sections replace the run's, unless `keep_edits`."""
+    address, root, recipe = root, here(root), _absolute(recipe)
+    for name in recipe.methods:
+        if name not in known_methods():
+            raise GudaError(
+                "method-unknown",
+                f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(known_methods()))}",
+            )
+        config = parse_config(known_methods()[name].Config, recipe.methods[name], f"methods.{name}")
+        for half in (config.tuned, config.rule) if hasattr(config, "tuned") else ():  # a hybrid's methods
+            if half not in known_methods():
+                raise GudaError(
+                    "method-unknown",
+                    f"methods.{name}: unknown method {half!r}; known: {', '.join(sorted(known_methods()))}",
+                )
+    if root.exists() and not root.is_dir():
+        raise GudaError("path-is-file", f"{root} is a file; choose another name for the run folder")
+    if Run.exists(root):
+        Run.open(address).check(recipe)  # the cheap refusal first
+    elif root.exists() and any(p.name not in ("data", "recipe.yaml") and p.name[0] != "." for p in root.iterdir()):
+        raise GudaError("run-folder-taken", f"{root} exists and is not a run folder; choose another name")
+    writable(root)
+    options = recipe.data.model_dump()
+    data = load_source(options.pop("source"), **options)
+    data.groups.check_rest()
+    data.groups.check_apart([data.groups.index(name) for name in recipe.scoring.groups or ()])
+    model = _check_model(recipe, data)
+    schedule = (model or build_denoiser(recipe.model, data.shape)).schedule
+    lock = {"data_digest": data.digest, "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
+            "model": None, "schedule": schedule.digest}  # fmt: skip
+    if model is not None:
+        lock["model" if recipe.model.path is not None else "start"] = model.digest()
+        lock |= {} if model.frozen is None else {"frozen": model.frozen.digest()}
+    make_plan(schedule, recipe.scoring, prior_density(schedule))
+    if Run.exists(root):
+        run = Run.open(address)
+        run.check_lock(lock)
+        if not keep_edits:
+            run.update(recipe)
+        return run
+    data.save(root / "data")
+    return Run.create(address, recipe, lock)
+
+
+def _absolute(recipe: Recipe) -> Recipe:
+    """Folders by their full path, so that the run works from any directory."""
+    value = recipe.model_dump(mode="json")
+    for section, key in (
+        ("data", "source"), ("model", "path"), ("model", "start"), ("model", "scheduler"), ("model", "lora"),
+        ("prompts", "path"), ("prompts", "encoder"), ("prompts", "model"),
+    ):  # fmt: skip
+        given = (value[section] or {}).get(key) or ""
+        clip = "clip:" if key == "encoder" else ""
+        text = given.removeprefix(clip) if given.startswith(clip) else ""  # `statistics` is no folder
+        if text and text not in known_sources() and Path(text).expanduser().exists():
+            value[section][key] = f"{clip}{Path(text).expanduser().resolve()}"
+    for settings in value["methods"].values():
+        for key in ("model", "encoder"):
+            if isinstance(given := settings.get(key), str):
+                clip, text = ("clip:", given[5:]) if given.startswith("clip:") else ("", given)
+                if text.startswith((".", "~", "/")) or Path(text).is_dir():
+                    settings[key] = f"{clip}{Path(text).expanduser().resolve()}"
+    return Recipe.from_dict(value, "the recipe")
+
+
+def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
+    if recipe.model.path is not None and recipe.model.start is not None:
+        raise GudaError(
+            "model-start-conflict", "model.path is a finished model and model.start one to fine-tune; give one of them"
+        )
+    if recipe.model.path is None and recipe.training is None:
+        raise GudaError(
+            "model-not-given", "no model: give --model FOLDER, or a recipe with a `training` section for `guda train`"
+        )
+    if recipe.training is not None and recipe.training.lora is not None and recipe.model.start is None:
+        raise GudaError(
+            "lora-start-missing", "training.lora adapts a pretrained model: give model.start, or remove training.lora"
+        )
+    if (path := recipe.model.path or recipe.model.start) is None:
+        if recipe.model.lora is not None:
+            raise GudaError(
+                "lora-base-missing", "model.lora is added to a given pipeline; give model.path or model.start too"
+            )
+        model = build_denoiser(recipe.model, data.shape)
+        _check_told(recipe, model, data)
+        _try(model, "model.options")
+        return None
+    model = Denoiser.from_pretrained(path, recipe.model.scheduler, recipe.model.lora)
+    _check_told(recipe, model, data)
+    if model.image_shape != data.shape:
+        (c, h, w), (dc, dh, dw) = model.image_shape, data.shape
+        fix = f"give --size {h}" if (dh, dw) != (h, w) else f"the model wants {c} channel(s), the images have {dc}"
+        raise GudaError(
+            "image-shape-mismatch",
+            f"the model takes {w}x{h} images of {c} channel(s), the data are {dw}x{dh} of {dc}; {fix}",
+        )
+    _try(model, path)
+    return model
+
+
+def _check_told(recipe: Recipe, model: Denoiser, data: ImageData) -> None:
+    """Prompts are for text-to-image models, are made of what the images show, and training needs them."""
+    if recipe.prompts is not None and model.frozen is None:
+        raise GudaError(
+            "prompts-section-unexpected",
+            f"the recipe has a `prompts` section, but the model is {model.kind}; remove the section",
+        )
+    if recipe.prompts is not None and data.contents is None:
+        raise GudaError(
+            "contents-missing",
+            "prompts name what each image shows: give data.content_by, e.g. level:2 for style/object/*.jpg folders",
+        )
+    if recipe.prompts is None and model.frozen is not None and recipe.training is not None:
+        raise GudaError(
+            "contents-missing",
+            "the model is text-to-image: say what the images show, e.g. --content-by level:2 for STYLE/OBJECT/*.jpg, "
+            "or give a recipe with a `prompts` section",
+        )
+
+
+def _try(model: Denoiser, where: str) -> None:
+    """One image through the network: a U-Net cannot halve every size as often as it has levels."""
+    import torch
+
+    if model.n_classes is not None:
+        return
+    try:
+        with torch.inference_mode():
+            told = None if model.frozen is None else model.condition([""])
+            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long), told)
+    except RuntimeError as e:
+        size = "x".join(str(n) for n in model.shape[1:])
+        reason = str(e).splitlines()[0]
+        raise GudaError(
+            "image-size-unsupported",
+            f"{where}: the network cannot run on {size} images ({reason}); give another --size",
+        ) from None
+
+
+def status(run: Run) -> dict[str, Any]:
+    """What is done and what is left, as plain JSON."""
+    data = load_data(run)
+    known = known_methods()
+    names = [m for m in run.recipe.methods if run.recipe.training or m not in known or not known[m].trains]
+    methods = {}
+    for name in names:
+        tasks = [t for t in get_method(run, name).fit() if t.stage.partition("/")[0] != "train"]
+        methods[name] = {"fitted": sum(t.done(run) for t in tasks), "of": len(tasks)}
+    running = [r for p in sorted(run.path("progress").glob("[!.]*.json")) if (r := progress.read(p)) is not None]
+    base = run.recipe.model.path or full_name(need_training(run).seed)
+    return {
+        "run": str(run.root),
+        "recipe": run.recipe.name,
+        "images": data.n,
+        "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
+        "model": {"name": base, "ready": all(t.done(run) for t in base_tasks(run))},
+        "methods": methods,
+        "queries": {s: {"n": load_queries(run, s).n, "scored": scored_methods(run, s)} for s in run.query_sets()},
+        "running": [f"{r['done']}/{r['total']}" for r in running],
+        "evaluated": run.has("evaluation.json"),
+        "report": str(run.path("report.html")) if run.has("report.html") else None,
+        "reports": [str(p) for p in sorted(run.path(".").glob("report*.html"))],
+        "versions": run.info["versions"],
+    }
+
+
+def change_settings(run: Run, methods: Sequence[str], settings: Sequence[str]) -> None:
+    """`key=value` settings of one method, kept in the run's recipe; what it makes gets a name of its own."""
+    if len(methods) != 1:
+        raise GudaError("set-method-ambiguous", "--set changes one method: give exactly one --method")
+    update_settings(run, methods[0], parse_settings(settings))
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """`key=value` texts of --set, the values as YAML."""
+    import yaml
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise GudaError("set-syntax-invalid", f"--set {text!r}: write key=value")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise GudaError("set-not-yaml", f"--set {text!r}: the value is not valid YAML") from None
+    return found
+
+
+def update_settings(run: Run, method: str, changes: Mapping[str, Any]) -> None:
+    """Settings of one method as values, kept in the run's recipe."""
+    recipe = run.recipe.model_dump(mode="json")
+    recipe["methods"][method] = run.recipe.methods.get(method, {}) | dict(changes)
+    _update(run, recipe, method)
+
+
+def change_scoring(run: Run, **changes: Any) -> None:
+    """Settings of the `scoring` section, kept in the run's recipe; finished terms stay under their own names."""
+    given = {k: v for k, v in changes.items() if v is not None}
+    if given:
+        value = run.recipe.model_dump(mode="json")
+        value["scoring"] |= given
+        recipe = Recipe.from_dict(value, "the changed recipe")
+        schedule = run_schedule(run)
+        make_plan(schedule, recipe.scoring, prior_density(schedule))
+        run.update(recipe)
+
+
+def change_groups(run: Run, text: str | None) -> None:
+    """`--groups a,b`: which groups are fitted and scored, kept in the run's recipe; `level:N` of a tree: those of that
+    depth; `all` undoes it."""
+    if text is None:
+        return
+    known = load_data(run).groups
+    names = None if text == "all" else [name.strip() for name in text.split(",")]
+    if names is not None and (level := re.fullmatch(r"level:(\d+)", text)):
+        levels = known.levels(known.leaves)
+        if not 1 <= int(level[1]) <= len(levels):
+            raise GudaError("group-level-unknown", f"--groups {text}: the groups have levels 1 to {len(levels)}")
+        names = [known.names[k] for k in levels[int(level[1]) - 1]]
+    if names is not None:
+        known.check_apart([known.index(name) for name in names])  # refuses an unknown one, naming those there are
+        if len(set(names)) < 2:
+            raise GudaError(
+                "groups-too-few", f"--groups {text!r}: attribution compares groups; give at least two, or `all`"
+            )
+    value = run.recipe.model_dump(mode="json")
+    value["scoring"]["groups"] = names
+    run.update(Recipe.from_dict(value, "the changed recipe"))
+
+
+def change_queries(run: Run, n: int | None, seed: int | None, objects: int | None = None) -> None:
+    told = run.recipe.prompts is not None
+    if told and n is not None:
+        raise GudaError(
+            "sample-count-unsupported",
+            "a text-to-image run draws one picture per object and style: give --objects instead of -n",
+        )
+    if not told and objects is not None:
+        raise GudaError("sample-objects-unsupported", "--objects is for text-to-image runs; give -n")
+    changes = {k: v for k, v in (("n", n), ("seed", seed), ("objects", objects)) if v is not None}
+    if changes:
+        value = run.recipe.model_dump(mode="json")
+        value["queries"] |= changes
+        _update(run, value)
+
+
+def _update(run: Run, value: dict[str, Any], method: str | None = None) -> None:
+    recipe = Recipe.from_dict(value, "the changed recipe")
+    if method is not None:
+        trial = Run(run.root, run.info)
+        trial.__dict__["recipe"] = recipe
+        get_method(trial, method)  # refuses an unknown method or setting before anything is written
+    run.update(recipe)

@@ -1,0 +1,189 @@
+"""The likelihood oracle: delta log p beside delta ELBO, how well the two agree, every method under both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from guda.data.queries import Queries
+from guda.errors import GudaError
+from guda.evaluation.ceiling import CEILING, compare, query_noise_floor, reliability
+from guda.evaluation.likelihood import LikelihoodFile, correlation_figures, likelihood_markdown
+from guda.evaluation.results import Cost, DatasetEntry, dataset_entry, reliability_entry
+from guda.evaluation.separation import separation
+from guda.files import write_json, write_text
+from guda.methods.base import Method, get_method
+from guda.methods.elbo import ElboMethod
+from guda.methods.likelihood import (
+    asked_queries,
+    check_likelihood,
+    estimand,
+    has_log_p,
+    likelihood_evals,
+    likelihood_folder,
+    likelihood_scores,
+    method_tasks,
+    seed_values,
+    solved,
+)
+from guda.methods.logo import Logo
+from guda.methods.terms import load_queries, terms_folder
+from guda.run.recipe import Recipe
+from guda.run.run import Run
+from guda.run.task import Task
+from guda.scoring.drift import SUBTRACTED
+from guda.scoring.scores import Scores
+from guda.steps.evaluate import run_oracle, stage_seconds
+from guda.steps.fit import Engine, check_fitted
+from guda.steps.score import scored_methods, up_to_date
+
+VARIANT = "likelihood"  # sub-folder of scores
+
+BY_LOG_P = "-logp"  # a method's row by delta log p instead of delta ELBO
+
+
+def likelihood(
+    run: Run, name: str, engine: Engine, methods: Sequence[str] | None = None, **changes: Any
+) -> LikelihoodFile:
+    """Delta log p of each method (default: of all that are scored and have it), written to
+    scores/<set>/likelihood/<method>.parquet, and compared with delta ELBO on the same queries: evaluation.json and .md
+    there. `changes`: settings of the recipe's section `likelihood`, kept."""
+    value = run.recipe.model_dump(mode="json")
+    given = {k: v for k, v in changes.items() if v is not None}
+    recipe = Recipe.from_dict(value | {"likelihood": value["likelihood"] | given}, "the changed recipe")
+    if recipe.likelihood.solver == "adaptive":
+        from guda.diffusion.likelihood import need_torchdiffeq
+
+        need_torchdiffeq()
+    queries = load_queries(run, name)
+    chosen = _chosen(run, queries, methods)
+    if given:
+        run.update(recipe)
+    some = asked_queries(run, queries)
+    tasks: list[Task] = []
+    planned: set[str] = set()
+    for found in chosen:
+        tasks += method_tasks(found, some, planned)
+    engine(run, tasks, f"log p of {some.n} queries of {name}")
+    return evaluate_likelihood(run, name)
+
+
+def _chosen(run: Run, queries: Queries, methods: Sequence[str] | None) -> list[ElboMethod]:
+    """Refuses what has no log p, no models, or no delta ELBO to compare with."""
+    name = queries.name
+    if methods is None:
+        scored = [get_method(run, m) for m in scored_methods(run, name)]
+        methods = [m.method_id for m in scored if has_log_p(m) and up_to_date(run, queries, m)]
+        if not methods:
+            raise GudaError(
+                "scores-missing", f"no model is scored on {name!r} yet; run: guda score {run.root} --queries {name}"
+            )
+    found = [check_likelihood(get_method(run, m)) for m in methods]
+    check_fitted(run, methods)
+    for method in found:
+        if not up_to_date(run, queries, method):
+            m = method.method_id
+            raise GudaError(
+                "scores-missing",
+                f"{m} has no delta ELBO of {name!r} to compare with; run: guda score {run.root} --queries {name} "
+                f"--method {m}",
+            )
+    return found
+
+
+def likelihood_path(run: Run, queries: str, file: str) -> Path:
+    return run.path("scores", queries, VARIANT, file)
+
+
+def evaluate_likelihood(run: Run, name: str) -> LikelihoodFile:
+    """From what is finished, by the present settings: every method with log p, and all others under both oracles."""
+    queries, config = load_queries(run, name), run.recipe.evaluation
+    some = asked_queries(run, queries)
+    methods = [m for m in (get_method(run, m) for m in scored_methods(run, name)) if up_to_date(run, queries, m)]
+    elbo: dict[str, Scores] = {}
+    log_p: dict[str, Scores] = {}
+    for found in methods:
+        elbo |= found.all_scores(queries) if isinstance(found, Logo) else {found.method_id: found.scores(queries)}
+        if isinstance(found, ElboMethod) and solved(found, some):
+            log_p |= likelihood_scores(found, some)
+    for path in likelihood_path(run, name, "").glob("*.parquet"):
+        if path.stem not in log_p:
+            run.remove(path)  # of other settings
+    for key, scores in log_p.items():
+        scores.write(likelihood_path(run, name, f"{key}.parquet"))
+    values = {m: s.score[: some.n] for m, s in elbo.items()}  # queries are in id order
+    names = [m.method_id for m in methods if m.method_id in log_p]
+    by_seed = {}  # [probe seeds, Q, G]: one alone says nothing of its noise
+    if run.recipe.likelihood.seeds > 1:
+        by_seed = {m.method_id: seed_values(m, some) for m in methods if m.method_id in names}  # type: ignore[arg-type]
+    file = LikelihoodFile(
+        queries=name, n_queries=some.n, settings=run.recipe.likelihood.model_dump(mode="json"), estimand=estimand(run),
+        correlations={m: correlation_figures(values[m], log_p[m].score, config.resamples, config.seed) for m in names},
+        oracles=_oracles(
+            run, queries, some.n, methods, values, {m: s.score for m, s in log_p.items()}, elbo, by_seed.get(CEILING)
+        ),
+        reliability={m: reliability_entry(reliability(v)) for m, v in by_seed.items()},
+        note=_note(elbo, names),
+    )  # fmt: skip
+    write_json(likelihood_path(run, name, "evaluation.json"), file.model_dump(mode="json"))
+    write_text(likelihood_path(run, name, "evaluation.md"), likelihood_markdown(file))
+    return file
+
+
+def _note(elbo: dict[str, Scores], names: list[str]) -> str:
+    note = "Pearson and Spearman over all (query, group) cells; Top-1 and NDCG@3 within a query, gold: delta log p."
+    less = [m for m in names if elbo[m].estimand.endswith(SUBTRACTED)]
+    return note + (f" Delta ELBO of {', '.join(less)} is less its drift, delta log p is not." if less else "")
+
+
+def _oracles(
+    run: Run, queries: Queries, n: int, methods: list[Method], elbo: dict[str, np.ndarray],
+    log_p: dict[str, np.ndarray], scores: dict[str, Scores], by_seed: np.ndarray | None,
+) -> dict[str, DatasetEntry]:  # fmt: skip
+    """Both comparisons on the first n queries, where LOGO has both kinds of scores. Methods keep their scores; those
+    with log p have a second row by it. Of delta log p every probe seed is a round of noise (`by_seed`)."""
+    config = run.recipe.evaluation
+    if CEILING not in log_p or config.against != CEILING:
+        return {}
+    oracle = run_oracle(run)
+    seeds = list(oracle.config.seeds)
+    others = [m for m in methods if m.method_id != CEILING]
+    rows = {m.method_id: elbo[m.method_id] for m in others}
+    rows |= {m + BY_LOG_P: log_p[m] for m in list(rows) if m in log_p}
+    golds = {"elbo": (elbo, scores[CEILING].estimand), "likelihood": (log_p, estimand(run))}
+    costs = {m.method_id: _cost(run, queries.name, m) for m in others}
+    costs |= {m.method_id + BY_LOG_P: _log_p_cost(run, queries.name, m) for m in others if m.method_id in log_p}  # type: ignore[arg-type]
+    own = {"elbo": _cost(run, queries.name, oracle), "likelihood": _log_p_cost(run, queries.name, oracle)}
+    reference = config.reference if config.reference in rows else None
+    rounds = {"elbo": None, "likelihood": by_seed}
+    if run.recipe.scoring.rounds > 1:
+        rounds["elbo"] = oracle.round_values(queries)[:, :n]
+    found = {}
+    for kind, (values, what) in golds.items():
+        gold = np.stack([values[f"logo-s{s}"] for s in seeds])
+        compared = compare(gold, rows, reference=reference, n=config.resamples, seed=config.seed)
+        noise = rounds[kind]
+        found[kind] = dataset_entry(
+            compared, seeds, what, costs | {CEILING: own[kind]}, pairs=separation(compared, seed=config.seed),
+            floor=None if noise is None else query_noise_floor(noise, config.resamples, config.seed),
+        )  # fmt: skip
+    return found
+
+
+def _cost(run: Run, queries: str, found: Method) -> Cost:
+    terms = terms_folder(run).removeprefix("terms/")
+    return Cost(
+        fit_evals=found.fit_evals(), fit_seconds=stage_seconds(run, found.fit_stages()),
+        score_evals=found.score_evals(), score_seconds=stage_seconds(run, found.score_stages(queries, terms)),
+    )  # fmt: skip
+
+
+def _log_p_cost(run: Run, queries: str, found: ElboMethod) -> Cost:
+    stage = f"likelihood/{queries}/{found.method_id}/{likelihood_folder(run).removeprefix('likelihood/')}"
+    return Cost(
+        fit_evals=found.fit_evals(), fit_seconds=stage_seconds(run, found.fit_stages()),
+        score_evals=likelihood_evals(found), score_seconds=stage_seconds(run, [stage]),
+    )  # fmt: skip

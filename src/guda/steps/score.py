@@ -1,0 +1,271 @@
+"""Scoring a query set: by a fixed plan, or by a race; whole, or by noise bands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, takewhile
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from guda.data.queries import Queries
+from guda.errors import GudaError
+from guda.methods.base import Method, get_method, known_methods
+from guda.methods.descent import check_descent, descend
+from guda.methods.elbo import ElboMethod
+from guda.methods.logo import Logo
+from guda.methods.pilot import pilot_tasks
+from guda.methods.placebo import SUFFIX, Null, fitted_placebos, placebo_size
+from guda.methods.race import check_race, last_look, looks
+from guda.methods.terms import load_queries, run_schedule
+from guda.run.models import asked_groups, load_data, load_model
+from guda.run.run import Run
+from guda.run.settings import halve_block, probe
+from guda.run.task import Task, pending
+from guda.scoring.bands import Bands, by_band, default_edges
+from guda.scoring.race import TREE, RaceResult, Screen, Screened, StopRule
+from guda.scoring.scores import Scores
+from guda.scoring.settings import OutOfMemory
+from guda.steps.fit import Engine, check_fitted
+
+T = TypeVar("T")
+
+
+def score(
+    run: Run, name: str, methods: Sequence[str], engine: Engine, stop: str | None = None, band: str | None = None,
+    screen: str | None = None,
+) -> dict[str, Scores]:  # fmt: skip
+    """Scores of one query set by each method, also written to scores/<set>/<method>.parquet.
+
+    `stop` races to a stop rule instead of the recipe's fixed rounds; `screen` lets only the first groups by a cheap
+    method start, or descends a tree of groups; `band` counts some timesteps only."""
+    queries = load_queries(run, name)
+    variant(run, stop, band, screen=screen)  # refuses what cannot be asked
+    rule, bands = None if stop is None else StopRule.parse(stop), parse_bands(run, band)
+    check_fitted(run, methods)
+    chosen = [get_method(run, m) for m in methods]
+    if rule is None:
+        return prepared(run, chosen, engine, lambda: _score(run, queries, chosen, engine, bands))
+    for found in chosen:
+        check_race(found)  # all of them before the first is raced
+    racing = [m for m in chosen if isinstance(m, ElboMethod)]
+    asked = None if screen is None else Screen.parse(screen)
+    screener: list[Method] = []
+    if asked is not None:
+        asked.check(rule)
+        if asked.method != TREE:
+            screener = [_screener(run, asked)]
+
+    def raced() -> dict[str, Scores]:
+        if asked is not None and asked.method == TREE:
+            for found in racing:
+                check_descent(found, rule, asked.keep)  # all of them before the first is raced; needs the pilot
+            return {m.method_id: _descend(run, queries, m, rule, asked, engine) for m in racing}
+        first = None
+        if asked is not None:
+            first = Screened.by(asked, _score(run, queries, screener, engine, None)[asked.method])
+        name = variant(run, rule.name, None, screen=screen)
+        return {m.method_id: _race(run, queries, m, rule, engine, first, name) for m in racing}
+
+    return prepared(run, [*screener, *chosen], engine, raced)
+
+
+def _race(
+    run: Run, queries: Queries, found: ElboMethod, rule: StopRule, engine: Engine, screened: Screened | None,
+    name: str | None,
+) -> Scores:  # fmt: skip
+    scores = last_look(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
+    scores.write(scores_path(run, queries.name, found.method_id, name))
+    return scores
+
+
+def _descend(run: Run, queries: Queries, found: ElboMethod, rule: StopRule, screen: Screen, engine: Engine) -> Scores:
+    """The last level where all scores of this kind are, the levels above it in folders of their own beside it."""
+    name = variant(run, rule.name, None, screen=screen.name)
+    *above, last = descend(found, queries, rule, screen.keep, lambda tasks, title: engine(run, tasks, title))
+    for path in reversed(_level_paths(run, queries.name, found.method_id, name)):
+        run.remove(path)  # of other groups that were asked about: perhaps there were more levels above those
+    for depth, scores in enumerate(above, start=1):
+        scores.write(scores_path(run, queries.name, found.method_id, f"{name}/level-{depth}"))
+    last.write(scores_path(run, queries.name, found.method_id, name))
+    return last
+
+
+def _level_paths(run: Run, queries: str, method: str, variant: str | None) -> list[Path]:
+    """Existing files of the levels above, from the top."""
+    paths = (scores_path(run, queries, method, f"{variant}/level-{depth}") for depth in count(1))
+    return list(takewhile(lambda path: path.is_file(), paths))
+
+
+def upper_levels(run: Run, queries: str, method: str, variant: str | None) -> list[Scores]:
+    """Of scores by a descent, those of the levels above, from the top; of others, none."""
+    return [Scores.read(path) for path in _level_paths(run, queries, method, variant)]
+
+
+def _screener(run: Run, screen: Screen) -> Method:
+    """The method that chooses who races: it must answer in nats, because those that do not race keep its score."""
+    found = get_method(run, screen.method)
+    if not isinstance(found, ElboMethod) or isinstance(found, Logo):
+        raise GudaError(
+            "screen-method-unsupported",
+            f"--screen {screen.name}: {screen.method} has no cheap scores in nats; use posterior:{screen.keep}",
+        )
+    check_fitted(run, [screen.method])
+    if screen.keep > len(found.groups):
+        raise GudaError(
+            "screen-keeps-all",
+            f"--screen {screen.name}: there are {len(found.groups)} groups; leave --screen, or keep fewer",
+        )
+    return found
+
+
+def prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable[[], T]) -> T:
+    """`work()` once the machine is probed and the pilot made, again with smaller blocks where one does not fit."""
+    [found] = _prepared(run, methods, engine, lambda: iter([work()]))
+    return found
+
+
+def _prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """The same of work that tells how far it is; it begins again with smaller blocks."""
+    if any(isinstance(m, ElboMethod) for m in methods):
+        probe(run, load_model(run, "base"))
+    while True:
+        try:
+            engine(run, pilot_tasks(run, methods), "pilot")
+            yield from work()
+            return
+        except OutOfMemory:
+            halve_block(run)  # the terms of the smaller block go under a key of their own
+
+
+def _score(run: Run, queries: Queries, chosen: list[Method], engine: Engine, bands: Bands | None) -> dict[str, Scores]:
+    tasks: list[Task] = []
+    planned: set[str] = set()
+    for found in chosen:
+        tasks += found.score(queries, planned)
+        if null := fitted_placebos(found):
+            tasks += null.score(queries, planned)
+    engine(run, tasks, f"score {queries.name}")
+    return {m.method_id: publish(run, queries, m, bands)[m.method_id] for m in chosen}
+
+
+def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterator[tuple[Scores, RaceResult]]:
+    """Race one method as `score` does, and tell what is known after each round; the last is written."""
+    queries, rule = load_queries(run, name), StopRule.parse(stop)
+    variant(run, stop, None)
+    check_fitted(run, [method])
+    found = get_method(run, method)
+    check_race(found)
+    assert isinstance(found, ElboMethod)
+
+    def raced() -> Iterator[tuple[Scores, RaceResult]]:
+        for look in looks(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
+            yield look
+        look[0].write(scores_path(run, name, method, rule.name))
+
+    yield from _prepared(run, [found], engine, raced)
+
+
+def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = None) -> dict[str, Scores]:
+    """Scores from finished terms by the run's present settings, written; an oracle's seeds by themselves too."""
+    several = found.all_scores(queries, bands) if isinstance(found, Logo) else {}
+    several = several or {found.method_id: found.scores(queries, bands)}
+    for name, scores in several.items():
+        scores.write(scores_path(run, queries.name, name, bands.slug if bands else None))
+    _publish_placebos(run, queries, found, bands)
+    return several
+
+
+def _publish_placebos(run: Run, queries: Queries, found: Method, bands: Bands | None) -> None:
+    """The null beside the scores; none is better than one of other settings."""
+    path = scores_path(run, queries.name, found.method_id + SUFFIX, bands.slug if bands else None)
+    null = fitted_placebos(found)
+    if null is None or pending(run, null.score(queries, set())):
+        run.remove(path)
+    else:
+        null.scores(queries, bands).write(path)
+
+
+def placebo_null(run: Run, queries: str, method: str, variant: str | None = None) -> Null | None:
+    """What the method's placebos score on this set; None where none were scored."""
+    path = scores_path(run, queries, method + SUFFIX, variant)
+    if not path.is_file():
+        return None
+    scores = Scores.read(path)
+    if scores.queries != load_queries(run, queries).ids:
+        raise GudaError(
+            "scores-other-queries", f"{path} is of other pictures; run: guda score {run.root} --queries {queries}"
+        )
+    return Null(scores, placebo_size(load_data(run), asked_groups(run)))
+
+
+def variant(
+    run: Run, stop: str | None, band: str | None, drift: str | None = None, screen: str | None = None
+) -> str | None:
+    """Sub-folder of scores that are not the plain estimand by the recipe's rounds."""
+    bands = parse_bands(run, band)
+    if stop is not None and bands is not None:
+        raise GudaError("stop-with-band", "--stop races over the whole bound; give either --stop or --band")
+    if stop is not None and (drift or run.recipe.scoring.drift) == "subtract":
+        raise GudaError(
+            "stop-with-drift", "--stop races scores as they are; give --drift keep with it, or leave --stop"
+        )
+    if screen is not None and stop is None:
+        raise GudaError(
+            "screen-without-stop", "--screen chooses who starts a race; give --stop too, e.g. --stop top1@0.95"
+        )
+    if stop is None:
+        return bands.slug if bands else None
+    # no colon: it cannot be part of a file's name everywhere
+    return StopRule.parse(stop).name + ("" if screen is None else f"+{Screen.parse(screen).name.replace(':', '=')}")
+
+
+def parse_bands(run: Run, band: str | None) -> Bands | None:
+    if band is None:
+        return None
+    schedule = run_schedule(run)
+    found = Bands.parse(band, schedule.T)
+    last = schedule.t_max if run.recipe.scoring.estimand == "elbo" else schedule.T - 1
+    if not found.factors(schedule.T)[1 : last + 1].any():
+        raise GudaError("band-empty", f"band {band!r} counts no timestep of the sum, which goes over 1 <= t <= {last}")
+    return found
+
+
+def evals_per_picture(run: Run, scores: Scores) -> float:
+    """Network evaluations that a picture took on average, where it is scored by this method alone."""
+    method = get_method(run, scores.method)
+    networks = method.networks() if isinstance(method, ElboMethod) else (1, 1)
+    return float(scores.evals_per_query(*networks).mean())
+
+
+def up_to_date(run: Run, queries: Queries, found: Method) -> bool:
+    """Whether everything its scores need is there, by the present settings."""
+    return found.fitted() and not pending(run, found.score(queries, set()))
+
+
+def scores_path(run: Run, queries: str, method: str, variant: str | None = None) -> Path:
+    """`variant`: the stop rule or the bands, if not the plain estimand by the recipe's rounds."""
+    folder = run.path("scores", queries)
+    return folder / f"{method}.parquet" if variant is None else folder / variant / f"{method}.parquet"
+
+
+def scored_methods(run: Run, queries: str, variant: str | None = None) -> list[str]:
+    """Methods with scores of this set, recipe order first; LOGO's single seeds and reference rows are not methods."""
+    folder = run.path("scores", queries) if variant is None else run.path("scores", queries, variant)
+    found = {p.stem for p in folder.glob("*.parquet")}
+    names, known = [*run.recipe.methods, *sorted(found)], known_methods()
+    return [m for m in dict.fromkeys(names) if m in found and m in known and known[m].ranks_groups]
+
+
+def band_shares(run: Run, name: str, method: str) -> dict[str, float]:
+    """Noise-band view: the share of the scores' absolute size that comes from each band of t."""
+    found = get_method(run, method)
+    if not isinstance(found, ElboMethod):
+        raise GudaError("band-method-unsupported", f"{method} has no timesteps, so no noise bands")
+    queries = load_queries(run, name)
+    read, sets = found.reader(queries), found.sets()
+    edges = default_edges(run_schedule(run).T)
+    d, t = found.contributions(sets, read), read(sets[0][0]).t
+    sizes = np.sum([np.abs(by_band(d[:, :, g], t, edges)).sum(axis=1) for g in range(d.shape[2])], axis=0)
+    return {f"{a}:{b}": float(x) for a, b, x in zip(edges, edges[1:], sizes / sizes.sum(), strict=False)}

@@ -1,0 +1,208 @@
+"""A trial: one method with some settings, fitted, scored and held against the LOGO oracle, beside the recipe's own.
+
+Settings are part of the names of what they make, so any number of trials live in one run and the recipe stays as it
+is. They share the terms of the oracle and of the full model; a finished trial does no work. With `groups`, only these
+are fitted and compared, the oracle's scores being restricted to them as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from guda.config import parse_config
+from guda.data.groups import choices, suggestion
+from guda.errors import GudaError
+from guda.evaluation.ceiling import CEILING, Comparison, compare
+from guda.evaluation.results import Cost, DatasetEntry, as_figures, dataset_entry
+from guda.files import digest
+from guda.methods.base import Method, get_method, known_methods
+from guda.methods.elbo import ElboMethod
+from guda.methods.logo import Logo
+from guda.methods.terms import load_queries, terms_folder
+from guda.run.models import asked_groups, run_schedule
+from guda.run.plan import run_plan
+from guda.run.run import Run
+from guda.run.task import Task
+from guda.scoring.bands import Bands
+from guda.steps.evaluate import run_oracle, stage_seconds
+from guda.steps.fit import Engine, base_tasks
+from guda.steps.score import prepared
+
+
+def method_class(method: str) -> type[Method]:
+    """The class of a method that can be tried, which the oracle itself cannot."""
+    known = known_methods()
+    if method not in known:
+        raise GudaError(
+            "method-unknown", f"unknown method {method!r}; known: {', '.join(sorted(known))}{suggestion(method, known)}"
+        )
+    if issubclass(known[method], Logo):
+        raise GudaError(
+            "oracle-as-method", f"{method} is the oracle that settings are held against; choose another method"
+        )
+    return known[method]
+
+
+def restrict(method: Method, groups: tuple[str, ...]) -> None:
+    if isinstance(method, ElboMethod) and groups != method.groups:
+        method.only = groups
+
+
+def fitted_oracle(run: Run, groups: tuple[str, ...]) -> Logo:
+    """What trials of these groups are held against, refused where it is not there yet."""
+    oracle = run_oracle(run)
+    restrict(oracle, groups)
+    if missing := [t for t in oracle.fit() if not t.done(run)]:
+        raise GudaError(
+            "logo-not-fitted",
+            f"settings are held against LOGO, which is not fitted for {choices(groups)} ({len(missing)} trainings "
+            f"missing, first: {missing[0].name}); run: guda fit {run.root} --method logo",
+        )
+    return oracle
+
+
+class Trials:
+    """Trials of one run on one query set."""
+
+    def __init__(self, run: Run, queries: str, groups: Sequence[str] | None = None) -> None:
+        self.run, self.queries = run, load_queries(run, queries)
+        names = asked_groups(run)
+        self.groups = names if groups is None else tuple(g for g in names if g in groups)
+        self.oracle = fitted_oracle(run, self.groups)
+
+    def _restrict(self, method: Method) -> None:
+        restrict(method, self.groups)
+
+    def method(self, name: str, settings: Mapping[str, Any], where: str) -> Method:
+        """The method with these settings; `where` begins the message when they are refused."""
+        cls = method_class(name)
+        found = cls(self.run, name, parse_config(cls.Config, dict(settings), where))
+        self._restrict(found)
+        return found
+
+    def own(self, method: Method) -> bool:
+        """Whether these are the recipe's own settings."""
+        recipe = self.run.recipe
+        return method.method_id in recipe.methods and method.config == get_method(self.run, method.method_id).config
+
+    @staticmethod
+    def label(method: Method) -> str:
+        return f"{method.method_id}-{digest(method.config.model_dump(mode='json'), 8)}"
+
+    # ---- work ---------------------------------------------------------------------------------------------
+
+    def prepare(self, engine: Engine) -> None:
+        """Score the oracle, which every trial is compared with."""
+        self._score(self.oracle, engine)
+
+    def carry_out(self, method: Method, engine: Engine) -> None:
+        """Fit and score one trial; what is there already is not made again."""
+        tasks = base_tasks(self.run) + self._booked(method, method.fit())
+        engine(self.run, tasks, f"fit {self.label(method)}")
+        if not all(t.done(self.run) for t in tasks):
+            raise GudaError(
+                "trial-settings-unsupported",
+                f"the tasks that fit {method.method_id} do not carry its settings; only the recipe's own can be tried",
+            )
+        self._score(method, engine)
+
+    def _score(self, method: Method, engine: Engine) -> None:
+        # a pilot, where the run has none yet, comes from what the recipe names, as it would without trials
+        recipe = [get_method(self.run, m) for m in self.run.recipe.methods if m != CEILING]
+        fitted = [m for m in recipe if isinstance(m, ElboMethod) and m.fitted()]
+        name = self.label(method) if method is not self.oracle else method.method_id
+
+        def work() -> None:
+            tasks = self._booked(method, method.score(self.queries, set()))
+            engine(self.run, tasks, f"score {name} on {self.queries.name}")
+
+        prepared(self.run, [*fitted, self.oracle], engine, work)
+
+    def _stages(self, method: Method) -> tuple[list[str], list[str]]:
+        """What its times are booked under: settings other than the recipe's must not overwrite the recipe's times."""
+        terms = terms_folder(self.run).removeprefix("terms/")
+        fit, score = method.fit_stages(), method.score_stages(self.queries.name, terms)
+        if method.parts() == (method.method_id,) and method is not self.oracle and not self.own(method):
+            fit, score = ([self._renamed(method, stage) for stage in stages] for stages in (fit, score))
+        return fit, score
+
+    def _renamed(self, method: Method, stage: str) -> str:
+        """A stage of the method's own under the name of these settings; what it shares with others stays."""
+        mine = f"score/{self.queries.name}/{method.method_id}"
+        if stage == f"fit/{method.method_id}":
+            return f"fit/{self.label(method)}"
+        if stage == mine or stage.startswith(f"{mine}/"):
+            return f"score/{self.queries.name}/{self.label(method)}{stage.removeprefix(mine)}"
+        return stage
+
+    def _booked(self, method: Method, tasks: list[Task]) -> list[Task]:
+        if method is self.oracle or self.own(method):
+            return tasks
+        name = self.label(method)
+
+        def booked(task: Task) -> Task:
+            stage = self._renamed(method, task.stage)
+            # other settings are other work: their heartbeats and times need names of their own
+            return task if stage == task.stage else replace(task, stage=stage, name=f"{task.name} [{name}]")
+
+        return [booked(t) for t in tasks]
+
+    # ---- figures ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _whole(self) -> Bands:
+        """Every timestep. Bare scores are all a comparison needs; errors and ranks of each trial would cost more."""
+        return Bands(((0, run_schedule(self.run).T, 1.0),))
+
+    @cached_property
+    def _gold(self) -> np.ndarray:
+        return self.oracle.seed_values(self.queries, [self._whole])[0]
+
+    def compare(self, methods: Mapping[str, Method], reference: str | None = None) -> Comparison:
+        """Finished trials by name, against the oracle and its ceiling on the same queries and groups."""
+        config = self.run.recipe.evaluation
+        columns = {k: self._columns(m) for k, m in methods.items()}
+        return compare(self._gold, columns, reference, config.resamples, config.seed)
+
+    def _columns(self, method: Method) -> np.ndarray:
+        if isinstance(method, ElboMethod):
+            return method.values(self.queries, [self._whole])[0]
+        found = method.scores(self.queries)
+        return found.score[:, [found.groups.index(g) for g in self.groups]]
+
+    def figures(self, method: Method, comparison: Comparison, name: str) -> dict[str, Any]:
+        """The fields of a `Trial` (evaluation/sweep.py), without times."""
+        found = comparison.methods[name]
+        return self.cost(method) | {
+            "metrics": as_figures(found.intervals),
+            "ratio_to_ceiling": as_figures(found.ratio_to_ceiling) or None,
+            "difference": as_figures(found.difference) or None,
+        }
+
+    def cost(self, method: Method) -> dict[str, Any]:
+        evals = method.fit_evals()
+        return {
+            "settings": method.config.model_dump(mode="json"),
+            "fit_evals": evals,
+            "score_evals": method.score_evals(),
+            "evals_ratio_vs_logo": self.oracle.fit_evals() / evals if evals > 0 else None,
+        }
+
+    def seconds(self, method: Method) -> dict[str, Any]:
+        fit, score = self._stages(method)
+        return {"fit_seconds": stage_seconds(self.run, fit), "score_seconds": stage_seconds(self.run, score)}
+
+    def oracle_entry(self, comparison: Comparison) -> DatasetEntry:
+        """Ceiling, random rankings and LOGO's cost, without any method."""
+        cost = Cost(
+            fit_evals=self.oracle.fit_evals(), score_evals=self.oracle.score_evals(),
+            **self.seconds(self.oracle),
+        )  # fmt: skip
+        estimand = run_plan(self.run).estimand
+        seeds = list(self.oracle.config.seeds)
+        return dataset_entry(replace(comparison, methods={}, reference=None), seeds, estimand, {CEILING: cost})

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from guda.methods.base import Method
+    from guda.run.run import Run
+from guda.evaluation.timing import Timing, rate
+
+
+def measure(run: Run, method: Method, queries: str) -> Timing:
+    """A fitted and scored method's cost, from what its tasks recorded."""
+    from guda.methods.elbo import ElboMethod
+    from guda.methods.logo import Logo
+    from guda.methods.terms import load_queries, terms_folder
+    from guda.methods.unlearned import Unlearned
+    from guda.run.models import asked_groups
+
+    n, groups = load_queries(run, queries).n, len(asked_groups(run))
+    fit = [task for stage in method.fit_stages() for task in run.timings(stage)]
+    stages = method.score_stages(queries, terms_folder(run).removeprefix("terms/"))
+    scored = [task for stage in dict.fromkeys(stages) for task in run.timings(stage)]
+    seeds, evals = 1, method.score_evals()
+    if isinstance(method, Logo):
+        seeds = len(method.config.seeds)
+        shared, each = method.networks()
+        evals *= (1 + groups) / (shared + each * groups)
+    fitted: float = groups
+    if isinstance(method, Unlearned):  # of a tree, those above too
+        fitted = sum(method.passes(g) for g in method.nodes())
+    query: float | None = None
+    stderr: float | None = None
+    counted = [(s, e) for s, e in scored if e is not None]
+    if isinstance(method, ElboMethod) and counted and len(counted) == len(scored):
+        slope, error = rate(counted)
+        query, stderr = slope * evals, None if error is None else error * evals
+    elif scored:
+        query = sum(s for s, _ in scored) / n / seeds
+    return Timing(
+        method=method.method_id, n_groups=groups, n_queries=n,
+        fit_seconds=sum(s for s, _ in fit) / seeds if fit else None,
+        query_seconds=query, query_stderr=stderr, fit_evals=method.fit_evals() * fitted, query_evals=evals,
+    )  # fmt: skip
+
+
+def timings(run: Run, queries: str, methods: Iterable[str]) -> list[Timing]:
+    """By method id, in the given order."""
+    from guda.methods.base import get_method
+
+    return [measure(run, get_method(run, name), queries) for name in methods]

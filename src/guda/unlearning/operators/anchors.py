@@ -1,0 +1,84 @@
+"""GUDA-C: redirect the group's prompts to anchors that keep the object and change the style (SPEC section 4).
+
+    L_forget = E_{(x_f, c_f) in D_k} || eps_theta(x_t, t, c_f) - eps_full(x_t, t, c_a) ||^2,   the same x_t on both
+
+c_a is drawn anew for every image of every step, by one of three strategies (unlearning/anchors.py). What the
+model would have said of "a frog, in the style that left" had it never seen that style is what it says of a frog in a
+style that it keeps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from guda.data.images import ImageData
+from guda.data.prompts import Prompts
+from guda.data.text import text_encoder
+from guda.diffusion.denoiser import Denoiser
+from guda.unlearning.anchors import AnchorsConfig, Strategy, make_anchor
+from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator
+
+
+class AnchorsUnlearnConfig(FlipsConfig, AnchorsConfig):
+    """Defaults are the paper's, for Stable Diffusion."""
+
+    steps: int = Field(2000, gt=0, description="Optimiser steps per group.")
+    lr: float = Field(2e-6, gt=0, description="Peak learning rate (AdamW).")
+    batch_forget: int = Field(2, gt=0, description="Images of the group per step.")
+    batch_retain: int = Field(2, gt=0, description="Images of the other groups per step.")
+    lambda_preserve: float = Field(2.0, ge=0, description="Weight of the preservation loss.")
+
+
+class Anchors(Operator):
+    Config = AnchorsUnlearnConfig
+    conditional = True
+    needs_prompts = True
+    regroupable = False  # a random group has no style to be redirected from
+    strategy: ClassVar[Strategy]
+
+    def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any, prompts: Prompts) -> None:
+        super().__init__(teacher, data, group, config)
+        retain = [style for style in data.groups.leaf_names if style != group]
+        embed = text_encoder(config.encoder) if self.strategy == "weighted" else None
+        self.anchor = make_anchor(
+            self.strategy, prompts.vocabularies, group, retain, embed, config, frozenset(prompts.objects)
+        )
+
+    def anchors(self, forget: Half) -> list[str]:
+        """A new prompt for every image of the half; the draw is keyed by the half and the place in it."""
+        return [self.anchor.draw(prompt, (*forget.key, "anchor", i)) for i, prompt in enumerate(forget.prompts)]
+
+    @torch.no_grad()
+    def target(self, forget: Half) -> torch.Tensor:
+        told = self.teacher.condition(self.anchors(forget))
+        assert told is not None
+        return self.teacher.eps(forget.x_t, forget.t, told.to(self.teacher.device))
+
+    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(student.eps(forget.x_t, forget.t, forget.cond), self.target(forget))
+
+    @classmethod
+    def step_evals(cls, config: Any, student: int = 3) -> int:
+        """The teacher runs on both halves."""
+        return int((student + 1) * (config.batch_forget + config.batch_retain))
+
+
+@operator("anchors-weighted")
+class Weighted(Anchors):
+    summary = "text-to-image: redirect the group's prompts to similar styles (GUDA-C)"
+    strategy = "weighted"
+
+
+@operator("anchors-uniform")
+class Uniform(Anchors):
+    summary = "text-to-image: redirect the group's prompts to any other style"
+    strategy = "uniform"
+
+
+@operator("anchors-removed")
+class Removed(Anchors):
+    summary = "text-to-image: redirect the group's prompts to themselves without a style"
+    strategy = "removed"

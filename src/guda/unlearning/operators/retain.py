@@ -1,0 +1,38 @@
+"""retain: go on training, without the group, and hope that it is forgotten.
+
+    L = lambda_preserve E_retain || target - network(x_t, t) ||^2           the ordinary denoising loss, as in training
+
+The plainest baseline: nothing is said about the group itself, so what concerns it alone moves little. `batch_forget`,
+`lambda_forget` and `window` have no part in it, and no forget image is shown to a network.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from guda.diffusion.denoiser import Denoiser
+from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator
+
+
+def denoising_loss(model: Denoiser, half: Half) -> torch.Tensor:
+    """The loss the full model was trained by, in the network's own parametrisation."""
+    return torch.nn.functional.mse_loss(model.raw(half.x_t, half.t, half.cond), model.target(half.x0, half.eps, half.t))
+
+
+@operator("retain")
+class Retain(Operator):
+    Config = FlipsConfig
+    summary = "fine-tune on the other groups only"
+    conditional = None
+
+    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+        return torch.zeros((), device=forget.x_t.device)
+
+    def preserve(self, student: Denoiser, retain: Half) -> torch.Tensor:
+        return denoising_loss(student, retain)
+
+    @classmethod
+    def step_evals(cls, config: Any, student: int = 3) -> int:
+        return int(student * config.batch_retain)

@@ -1,0 +1,165 @@
+"""Counterfactuals without weights: the full model's own prediction, moved as the optimal denoiser of the data moves.
+
+    x0_hat_-k(x_t) = x0_hat_full(x_t) + change_k(x_t),      change_k = m_-k(x_t) - m_full(x_t)      (removal.py)
+
+or, in eps, eps_full + (a/s)(m_full - m_-k): the posterior shift of SPEC section 4 added when scoring instead of trained
+into a network. One evaluation of the full model and of the density serves every group. One safetensors file holds the
+rule of all groups; a density of the images themselves holds no numbers, they are read from the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field, ValidationError
+
+from guda.config import Config
+from guda.data.images import ImageData
+from guda.diffusion.cond import Cond
+from guda.diffusion.denoiser import Denoiser, weights_digest
+from guda.errors import GudaError, Mismatch
+from guda.files import digest, read_tensors, write_tensors
+from guda.unlearning.bank import Bank, Counterfactual
+from guda.unlearning.densities import Density, GaussianDensity, ImageDensity, fit_gaussians
+from guda.unlearning.unlearn import window_range
+
+
+class RuleConfig(Config):
+    density: Literal["gaussians", "images"] = Field(
+        "gaussians", description="What the data are taken for: a few Gaussians per group, or the images themselves."
+    )
+    components: int = Field(2, gt=0, description="Gaussians per group.")
+    shrink: float = Field(0.3, ge=0, le=1, description="Share of the pooled covariance in each Gaussian's own.")
+    floor: float = Field(1e-3, gt=0, description="Added to every variance; images are in [-1, 1].")
+    bandwidth: float = Field(0.0, ge=0, description="Width of the kernel around each image (density: images).")
+    window: tuple[float, float] = Field(
+        (0.0, 1.0), description="Timesteps where the prediction moves, as fractions of T: [from, to)."
+    )
+    seed: int = Field(0, ge=0, description="Seed of k-means.")
+
+
+def refuse_conditional(base: Denoiser) -> None:
+    """Given a prompt of the group, nothing is left of the posterior once the group is gone (SPEC 4)."""
+    if base.conditional:
+        raise GudaError(
+            "posterior-conditional-model",
+            "posterior is not defined for conditional models; use anchors-weighted for text-to-image ones",
+        )
+
+
+def fit_rule(base: Denoiser, data: ImageData, config: RuleConfig) -> dict[str, torch.Tensor]:
+    """What the rule's file holds."""
+    refuse_conditional(base)
+    if config.density == "images":
+        return {"groups": torch.arange(len(data.groups))}
+    x0 = base.encode(data.images).numpy()
+    atoms, homes = data.groups.atoms[0], data.groups.homes
+    return fit_gaussians(x0, atoms, config.components, config.shrink, config.floor, config.seed, homes)
+
+
+def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Density:
+    labels, made_of = (torch.from_numpy(found).to(base.device) for found in data.groups.atoms)
+    if config.density == "gaussians":
+        return GaussianDensity(tensors, base.schedule, base.device, made_of)
+    x0 = base.encode(data.images).to(base.device)
+    return ImageDensity(x0, labels, base.schedule, config.bandwidth, made_of)
+
+
+def _identity(header: dict[str, str], tensors: dict[str, torch.Tensor]) -> str:
+    plain = {k: header.get(k) for k in ("kind", "method", "base", "config")}
+    return digest([plain, weights_digest(tensors)], 64)
+
+
+def save_rule(path: Path, base: str, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """One file for all groups; `base`: digest of the model whose predictions it moves."""
+    header = {"kind": "rule", "method": "posterior", "base": base, "config": config.model_dump_json()}
+    write_tensors(path, tensors, header | {"digest": _identity(header, tensors)})
+
+
+def read_rule(path: Path, base: Denoiser, known: str, data: ImageData) -> Rule:
+    """The rule of a file, refused on another model (`known`: its digest) or where it does not fit the data."""
+    tensors, header = read_tensors(path)
+    fix = "delete it and fit again"
+    try:
+        config = RuleConfig.model_validate_json(header["config"])
+        found = header["base"]
+    except (KeyError, TypeError, ValidationError):
+        raise GudaError("rule-damaged", f"{path} is damaged: its header tells of no rule; {fix}") from None
+    if header.get("digest") != (actual := _identity(header, tensors)):
+        raise Mismatch("rule-damaged", f"{path} is damaged: digest", actual, header.get("digest"), fix)
+    if found != known:
+        raise Mismatch("base-model-mismatch", f"{path}: base model", found, known, fix)
+    try:
+        density = make_density(base, data, config, tensors)
+    except KeyError as e:
+        raise GudaError("rule-damaged", f"{path} is damaged: it holds no {e}; {fix}") from None
+    if (n := int(density.owner.max()) + 1) != len(density.made_of):
+        raise Mismatch("rule-groups-mismatch", f"{path}: groups", n, len(density.made_of), fix)
+    return Rule(density, config.window)
+
+
+class Rule:
+    """The change of every group at x_t, zero outside the window."""
+
+    def __init__(self, density: Density, window: tuple[float, float]) -> None:
+        self.density = density
+        self.times = window_range(window, density.schedule.T)
+
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x_t.device.type, enabled=False):  # half precision would lose the differences
+            found = self.density.changes(x_t.float(), t)
+        inside = (t >= self.times[0]) & (t < self.times[1])
+        return found * inside.to(found).reshape(1, -1, *(1,) * (x_t.ndim - 1))
+
+
+class RuledDenoiser(Denoiser):
+    """`base` with group k (a number) taken out by a rule. `raws` answers for several groups from one evaluation."""
+
+    def __init__(self, base: Denoiser, rule: Rule, groups: list[int]) -> None:
+        self.__dict__.update(base.__dict__)
+        self.base, self.rule, self.groups = base, rule, groups
+
+    def raws(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
+        out = self.base.raw(x_t, t, cond)
+        changes = self.rule.changes(x_t, t)[self.groups]
+        return torch.stack([out + self.schedule.output_change(c, t) for c in changes])
+
+    def raw(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
+        return self.raws(x_t, t, cond)[0]
+
+
+@dataclass(frozen=True)
+class Ruled(Counterfactual):
+    """One group's counterfactual by a rule, for a bank in memory; a run keeps the rule of all groups in one file."""
+
+    rule: Rule | None = field(default=None, compare=False)
+    member: int = 0
+
+    def apply(self, base: Denoiser) -> Denoiser:
+        if (found := base.digest()) != self.base:
+            raise Mismatch(
+                "base-model-mismatch",
+                f"counterfactual without {self.group!r}: base model",
+                self.base,
+                found,
+                "make it again",
+            )
+        assert self.rule is not None
+        return RuledDenoiser(base, self.rule, [self.member])
+
+    def changed(self, base: Denoiser, known: str | None = None) -> dict[str, torch.Tensor]:
+        raise GudaError("rule-without-weights", "a rule changes predictions, not weights; use apply")
+
+    def save(self, path: Path) -> None:
+        raise GudaError("bank-of-rules", "a bank of rules is kept by a run: guda fit RUN --method posterior")
+
+
+def rule_bank(base: Denoiser, data: ImageData, config: RuleConfig, groups: Sequence[str] | None = None) -> Bank:
+    """Of these groups; default: the leaves."""
+    rule = Rule(make_density(base, data, config, fit_rule(base, data, config)), config.window)
+    mine, numbers = base.digest(), {g: data.groups.index(g) for g in groups or data.groups.leaf_names}
+    return Bank({g: Ruled("rule", g, mine, "posterior", {}, rule=rule, member=k) for g, k in numbers.items()})

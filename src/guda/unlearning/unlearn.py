@@ -1,0 +1,357 @@
+"""Unlearning one group by a short fine-tune of theta_full: the one loop that every operator shares.
+
+    L = lambda_forget L_forget + lambda_preserve L_preserve,   L_preserve = E_retain || eps_theta - eps_full ||^2
+
+(SPEC section 4; losses are means over dims). The student runs in eval mode, so dropout neither adds noise nor makes it
+differ from its frozen teacher at step 0. All randomness is keyed by (seed, group, side, step).
+
+Drift is the enemy: `average` keeps a running mean of the weights along the way, and with a `holdout` the operator's own
+loss on images it does not train on says when to stop.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from guda.config import Config
+from guda.data.groups import Groups
+from guda.data.images import ImageData
+from guda.data.prompts import Prompts
+from guda.diffusion.cond import Cond
+from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.latents import Latents, encode_all
+from guda.diffusion.noise import generator
+from guda.errors import GudaError
+from guda.unlearning.bank import Counterfactual
+from guda.unlearning.packing import Store
+from guda.unlearning.student import BATCHES, Patience, Student, split
+
+
+class UnlearnConfig(Config):
+    """What every operator can be told."""
+
+    steps: int = Field(100, gt=0, description="Optimiser steps per group.")
+    lr: float = Field(1e-3, gt=0, description="Peak learning rate (AdamW).")
+    decay: bool = Field(False, description="Decay the learning rate to zero along a cosine.")
+    warmup: int = Field(0, ge=0, description="Steps of linear warm-up; must be short against `steps`.")
+    clip: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
+    batch_forget: int = Field(64, gt=0, description="Images of the group per step.")
+    batch_retain: int = Field(64, gt=0, description="Images of the other groups per step.")
+    lambda_forget: float = Field(1.0, ge=0, description="Weight of the forget loss.")
+    lambda_preserve: float = Field(1.0, ge=0, description="Weight of the preservation loss.")
+    window: tuple[float, float] = Field(
+        (0.0, 1.0), description="Timesteps of the forget loss, as fractions of T: [from, to)."
+    )
+    average: float | None = Field(
+        None, gt=0, lt=1, description="Keep an exponential average of the weights with this decay; null: the last ones."
+    )
+    holdout: float = Field(
+        0.0, ge=0, lt=1, description="Share of forget and of retain images held out to decide when to stop; 0: no stop."
+    )
+    check_every: int = Field(10, gt=0, description="Steps between measurements on the held-out images.")
+    patience: int = Field(3, gt=0, description="Stop after this many measurements without a better one; keep the best.")
+    seed: int = Field(0, ge=0, description="Seed of batches, timesteps and noise.")
+    store: Store = Field(
+        "fp32",
+        description="How a counterfactual is kept: fp32, bf16, lowrank:RANK, lora:RANK (only adapters are trained); "
+        "factors may be rounded: lora:4:bf16.",
+    )
+
+    @model_validator(mode="after")
+    def _reaches_its_rate(self) -> UnlearnConfig:
+        if self.warmup >= self.steps:
+            raise ValueError(f"warmup = {self.warmup} must be shorter than steps = {self.steps}")
+        return self
+
+
+class FlipsConfig(UnlearnConfig):
+    """For operators that mean the same by "the images" when mirrored ones are drawn too."""
+
+    flips: bool = Field(False, description="Random horizontal flips; posteriors then hold mirrored copies as well.")
+
+
+def flips(config: Any) -> bool:
+    return isinstance(config, FlipsConfig) and config.flips
+
+
+@dataclass(frozen=True)
+class Half:
+    """One side of a step: images of the group, or of the others."""
+
+    x0: torch.Tensor
+    t: torch.Tensor
+    eps: torch.Tensor
+    x_t: torch.Tensor
+    key: tuple[str | int, ...] = ()  # of its noise, for an operator that needs more of it
+    cond: Cond | None = None  # what a conditional model is told of these images
+    prompts: tuple[str, ...] = ()  # the same as text
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The training images as the model sees them and what it is told of each."""
+
+    latents: Latents
+    prompts: Sequence[str] | None = None  # one per image
+
+    def told(self, index: np.ndarray) -> tuple[str, ...]:
+        return () if self.prompts is None else tuple(self.prompts[i] for i in index)
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where the halves of one name come from."""
+
+    name: str
+    members: np.ndarray  # indices of images
+    size: int
+    times: tuple[int, int]
+
+    def draw(self, teacher: Denoiser, inputs: Inputs, config: Any, group: str, *when: str | int) -> Half:
+        key = (config.seed, "unlearn", group, self.name, *when)
+        g = generator(*key)
+        index = g.choice(self.members, self.size, replace=self.size > len(self.members))
+        t = torch.from_numpy(g.integers(*self.times, self.size))
+        eps = torch.from_numpy(g.standard_normal((self.size, *teacher.shape), dtype=np.float32)).to(teacher.device)
+        x = inputs.latents.take(index, g.random(self.size) < 0.5 if flips(config) else None).to(teacher.device)
+        x_t = teacher.schedule.add_noise(x, eps, t)
+        told = inputs.told(index)
+        cond = teacher.condition(told) if told else None
+        cond = None if cond is None else cond.to(teacher.device)
+        return Half(x, t.to(teacher.device), eps, x_t, key, cond, told)
+
+
+class Operator(ABC):
+    """How a group is forgotten. A new one is a small file with a Config and `forget`, registered by `@operator`."""
+
+    id: ClassVar[str]
+    summary: ClassVar[str] = ""  # one line: what it does
+    Config: ClassVar[type[UnlearnConfig]] = UnlearnConfig
+    conditional: ClassVar[bool | None] = False  # False: unconditional models only; True: conditional only; None: any
+    needs_conditional: ClassVar[bool] = False  # made with a fifth argument: a group-conditional Denoiser, null label
+    needs_prompts: ClassVar[bool] = False  # made with a fifth argument: the Prompts of the data
+    regroupable: ClassVar[bool] = True  # False: it needs the data's own groups, so random ones cannot be unlearned
+
+    def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
+        self.teacher, self.data, self.group, self.config = teacher, data, group, config
+
+    def members(self, side: str) -> np.ndarray:
+        """Indices of the images that the "forget" or the "retain" half is drawn from."""
+        groups = self.data.groups
+        k = groups.index(self.group)
+        return groups.members(k) if side == "forget" else groups.without(k)
+
+    def encoded(self, members: np.ndarray) -> torch.Tensor:
+        """Those images as the model sees them, with their mirror images where flips are drawn."""
+        x = self.teacher.encode(self.data.images[members]).to(self.teacher.device)
+        return torch.cat([x, x.flip(-1)]) if flips(self.config) else x
+
+    @abstractmethod
+    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+        """The forget loss, a scalar."""
+
+    def preserve(self, student: Denoiser, retain: Half) -> torch.Tensor:
+        with torch.no_grad():
+            target = self.teacher.eps(retain.x_t, retain.t, retain.cond)
+        return torch.nn.functional.mse_loss(student.eps(retain.x_t, retain.t, retain.cond), target)
+
+    def loss(self, student: Denoiser, forget: Half, retain: Half) -> torch.Tensor:
+        return self.config.lambda_forget * self.forget(student, forget) + self.config.lambda_preserve * self.preserve(
+            student, retain
+        )
+
+    def notes(self) -> dict[str, Any]:
+        """What is worth knowing of the fit afterwards, as plain JSON; kept beside the counterfactual."""
+        return {}
+
+    @classmethod
+    def step_evals(cls, config: Any, student: int = 3) -> int:
+        """Evaluation units of one step (SPEC 8): `student` per sample it sees, 3 with its backward; a teacher 1."""
+        return int(student * config.batch_forget + (student + 1) * config.batch_retain)
+
+    @classmethod
+    def fit_evals(cls, config: Any) -> int:
+        """Evaluation units per group; an upper bound where a holdout may stop it early, checks included."""
+        checks = -(-config.steps // config.check_every) if config.holdout else 0
+        return int(config.steps * cls.step_evals(config) + checks * BATCHES * cls.step_evals(config, 1))
+
+
+OPERATORS: dict[str, type[Operator]] = {}
+
+
+def operator(name: str) -> Callable[[type[Operator]], type[Operator]]:
+    """Register an unlearning operator under its method id."""
+
+    def register(cls: type[Operator]) -> type[Operator]:
+        cls.id = name
+        OPERATORS[name] = cls
+        return cls
+
+    return register
+
+
+def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
+    low, high = round(window[0] * T), round(window[1] * T)
+    if not 0 <= low < high <= T:
+        raise GudaError(
+            "window-invalid", f"window {window}: needs 0 <= from < to <= 1 and at least one timestep of {T}"
+        )
+    return low, high
+
+
+def check_kind(operator_id: str, conditional: bool) -> None:
+    """Refuse an operator on the kind of model that it is not defined for, naming those that are."""
+    wanted = OPERATORS[operator_id].conditional
+    if wanted is not None and wanted != conditional:
+        kind = "conditional" if conditional else "unconditional"
+        known = [i for i, o in OPERATORS.items() if o.conditional in (None, conditional)]
+        raise GudaError(
+            "operator-model-unsupported", f"{operator_id} is not defined for {kind} models, use {' or '.join(known)}"
+        )
+
+
+def check_groups(operator_id: str, groups: Groups, names: Sequence[str]) -> None:
+    """Refuse groups that an operator cannot tell apart: one that asks by label or prompt knows one of every image."""
+    if OPERATORS[operator_id].regroupable:
+        return
+    inner = [name for name in names if name not in groups.leaf_names]
+    if inner or not groups.disjoint:
+        why = f"{inner[0]!r} holds other groups" if inner else "some images are in several groups"
+        known = [i for i, o in OPERATORS.items() if o.regroupable]
+        raise GudaError(
+            "operator-groups-overlap",
+            f"{operator_id} knows one group of every image, and {why}; use {' or '.join(known)}",
+        )
+
+
+def make_operator(
+    operator_id: str,
+    teacher: Denoiser,
+    data: ImageData,
+    group: str,
+    config: Any,
+    conditional: Denoiser | None = None,
+    prompts: Prompts | None = None,
+) -> Operator:
+    """The operator for one group, refused where it is not defined."""
+    cls = OPERATORS[operator_id]
+    check_kind(operator_id, teacher.conditional)
+    if cls.conditional is None and teacher.conditional and prompts is None:
+        raise GudaError(
+            "training-prompts-missing",
+            f"{operator_id} is not defined for conditional models without prompts of the training images",
+        )
+    if cls.needs_prompts:
+        if prompts is None or teacher.frozen is None:
+            raise GudaError(
+                "operator-needs-text",
+                f"{operator_id} redirects prompts: it needs a text-to-image model and prompts=...",
+            )
+        return cls(teacher, data, group, config, prompts)  # type: ignore[call-arg]
+    if not cls.needs_conditional:
+        if conditional is not None:
+            raise GudaError(
+                "conditional-model-unused", f"{operator_id} has no use for a conditional model; leave `conditional` out"
+            )
+        return cls(teacher, data, group, config)
+    if conditional is None:
+        raise GudaError(
+            "conditional-model-missing",
+            f"{operator_id} needs a group-conditional model of {len(data.groups)} groups and a null label: "
+            "give conditional=...",
+        )
+    return cls(teacher, data, group, config, conditional)  # type: ignore[call-arg]
+
+
+def unlearn_group(
+    teacher: Denoiser,
+    data: ImageData,
+    group: str,
+    operator_id: str,
+    config: Any,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+    conditional: Denoiser | None = None,
+    notes: dict[str, Any] | None = None,
+    prompts: Prompts | None = None,
+    latents: Latents | None = None,
+) -> Counterfactual:
+    """theta_full with `group` unlearned. `notes` is filled with what is worth knowing of the fit: steps taken, ..."""
+    from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+    from diffusers.training_utils import EMAModel
+
+    rule = make_operator(operator_id, teacher, data, group, config, conditional, prompts)
+    student = Student(teacher, config, group)
+    optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=0.0, fused=True)
+    schedule = (
+        get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
+        if config.decay
+        else get_constant_schedule_with_warmup(optimizer, config.warmup)
+    )
+    ema = None if config.average is None else EMAModel(student.parameters, decay=config.average, foreach=True)
+    inputs = Inputs(
+        latents or encode_all(teacher, data.images, flips(config)), None if prompts is None else prompts.training
+    )
+    sides, held = make_sides(rule, config)
+
+    def halves(sides: list[Side], *when: str | int) -> list[Half]:
+        return [side.draw(teacher, inputs, config, group, *when) for side in sides]
+
+    def current() -> list[torch.Tensor]:
+        """What would be kept if this step were the last."""
+        return student.state() if ema is None else [p.clone() for p in ema.shadow_params]
+
+    @torch.no_grad()
+    def held_out_loss() -> float:
+        raw = student.state()
+        student.restore(current())
+        losses = [rule.loss(student.denoiser, *halves(held, "check", i)) for i in range(BATCHES)]
+        student.restore(raw)
+        return float(torch.stack(losses).mean())
+
+    best = Patience(config.patience)
+    step = 0
+    for step in range(1, config.steps + 1):
+        loss = rule.loss(student.denoiser, *halves(sides, step - 1))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters, config.clip)
+        optimizer.step()
+        schedule.step()
+        if ema is not None:
+            ema.step(student.parameters)
+        tick(step, config.steps)
+        due = step % config.check_every == 0 or step == config.steps
+        if held and due and best.stop(step, held_out_loss(), current):
+            break
+    notes = {} if notes is None else notes
+    notes |= rule.notes()
+    if held:
+        notes |= {"steps": step, "kept_step": best.step, "held_out_loss": best.loss}
+        # without one finite loss there is no best; what the student became is refused below if it is broken
+        student.restore(best.state or current())
+    elif ema is not None:
+        student.restore(current())
+    return student.counterfactual(group, operator_id)
+
+
+def make_sides(rule: Operator, config: Any) -> tuple[list[Side], list[Side]]:
+    """Where training halves are drawn from, and where those of the checks are (nowhere without a holdout)."""
+    T = rule.teacher.schedule.T
+    sides = [
+        Side("forget", rule.members("forget"), config.batch_forget, window_range(config.window, T)),
+        Side("retain", rule.members("retain"), config.batch_retain, (0, T)),
+    ]
+    if not config.holdout:
+        return sides, []
+    key = (config.seed, "unlearn", rule.group)
+    held = [replace(s, members=split(s.members, config.holdout, s.name, *key, s.name)[1]) for s in sides]
+    # by image, not by side: an operator's sides may overlap
+    out = np.concatenate([s.members for s in held])
+    return [replace(s, members=np.setdiff1d(s.members, out)) for s in sides], held

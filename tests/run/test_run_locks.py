@@ -1,0 +1,64 @@
+"""What a run is locked to stays readable: settings that came later have defaults, open ones what they stand for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tinyrun import digits_folder, tiny
+
+from guda import steps
+from guda.errors import GudaError, Mismatch
+from guda.run.run import Run
+
+LATER = ("accumulate", "precision", "lora", "prompt_dropout", "schedule")
+
+
+def test_exposure_left_open_is_locked_as_what_it_stands_for() -> None:
+    scratch, tuned = tiny("x"), tiny("x", model={"start": "y"})
+    assert scratch.training is not None
+    assert scratch.training.exposure_matched is None
+    assert scratch.locked()["training"]["exposure_matched"] is True
+    assert tuned.locked()["training"]["exposure_matched"] is False
+    for said in (True, False):
+        for model in ({}, {"start": "y"}):
+            found = tiny("x", model=model, training={"exposure_matched": said}).locked()
+            assert found["training"]["exposure_matched"] is said
+
+
+def test_a_run_made_before_a_setting_existed_still_opens(tmp_path: Path) -> None:
+    recipe = tiny(digits_folder())
+    run = steps.init(tmp_path / "run", recipe)
+    lock = run.path("run.json")
+    info = json.loads(lock.read_text())
+    info["locked"]["training"] = {k: v for k, v in info["locked"]["training"].items() if k not in LATER}
+    lock.write_text(json.dumps(info))
+    assert Run.open(run.root).info["locked"]["training"].keys().isdisjoint(LATER)  # names made from it stay the same
+    steps.init(run.root, recipe)
+    said = tiny(digits_folder(), training={"exposure_matched": True})
+    steps.init(run.root, said)  # what was left open, now said
+    for other in ({"exposure_matched": False}, {"accumulate": 2}, {"precision": "bf16"}):
+        with pytest.raises(Mismatch, match=next(iter(other))):
+            steps.init(run.root, tiny(digits_folder(), training=other))
+
+
+def test_lora_without_a_start_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(GudaError, match=r"training\.lora adapts a pretrained model"):
+        steps.init(tmp_path / "run", tiny(digits_folder(), training={"lora": 4}))
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_noisy_partition_is_locked_and_older_runs_still_open(tmp_path: Path) -> None:
+    noisy = tiny(digits_folder(), data={"partition": {"fraction": 0.13}})
+    run = steps.init(tmp_path / "plain", tiny(digits_folder()))
+    lock = json.loads(run.path("run.json").read_text())
+    assert lock["locked"]["data"].pop("partition") is None
+    run.path("run.json").write_text(json.dumps(lock))  # as it was before the setting existed
+    Run.open(run.root)
+    with pytest.raises(Mismatch, match=r"data\.partition"):
+        steps.init(run.root, noisy)
+    other = steps.init(tmp_path / "noisy", noisy)
+    assert other.info["data_digest"] != run.info["data_digest"]
+    assert other.info["groups"] == run.info["groups"]
+    assert other.info["locked"]["data"]["partition"] == {"fraction": 0.13, "seed": 42}
+    with pytest.raises(Mismatch, match=r"data\.partition\.seed"):
+        steps.init(other.root, tiny(digits_folder(), data={"partition": {"fraction": 0.13, "seed": 43}}))

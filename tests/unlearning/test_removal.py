@@ -1,0 +1,193 @@
+"""The change of the optimal denoiser when a group leaves: against brute force and quadrature."""
+
+import numpy as np
+import pytest
+import torch
+
+from guda.data.images import ImageData
+from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.loading import make_scheduler
+from guda.diffusion.networks import ResidualMLP
+from guda.diffusion.schedule import Schedule
+from guda.errors import GudaError
+from guda.unlearning.densities import GaussianDensity, ImageDensity, fit_gaussians
+from guda.unlearning.rule import Rule, RuleConfig, RuledDenoiser, fit_rule, make_density
+
+SCHEDULE = Schedule.from_scheduler(make_scheduler("squaredcos_cap_v2:1000"))
+
+
+def data(n: int = 24, size: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 3
+    x = 0.3 * torch.randn(n, 1, size, size, generator=g) + 0.4 * (labels[:, None, None, None] - 1)
+    return x, labels
+
+
+def noised(x: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
+    steps = torch.full((len(x),), t)
+    eps = torch.randn(x.shape, generator=torch.Generator().manual_seed(9))
+    return SCHEDULE.add_noise(x, eps, steps), steps
+
+
+def kernel_mean(row: torch.Tensor, a: float, s: float, images: torch.Tensor, h: float) -> torch.Tensor:
+    v = s**2 + a**2 * h**2
+    r = images.double().flatten(1)
+    w = torch.softmax(-((row - a * r) ** 2).sum(1) / (2 * v), 0)
+    return w @ (r + (a * h**2 / v) * (row - a * r))
+
+
+@pytest.mark.parametrize("t", [1, 30, 200, 600, 990])
+@pytest.mark.parametrize("h", [0.0, 0.3])
+def test_images_every_groups_change_equals_brute_force(t: int, h: float) -> None:
+    x, labels = data()
+    x_t, steps = noised(x[:7], t)
+    found = ImageDensity(x, labels, SCHEDULE, h).changes(x_t, steps)
+    a, s = float(SCHEDULE.a[t]), float(SCHEDULE.s[t])
+    for b, row in enumerate(x_t.double().flatten(1)):
+        everything = kernel_mean(row, a, s, x, h)
+        for k in range(3):
+            expected = kernel_mean(row, a, s, x[labels != k], h) - everything
+            torch.testing.assert_close(found[k, b].flatten().double(), expected, rtol=1e-5, atol=2e-6)
+
+
+def gaussian_brute(row: np.ndarray, a: float, s: float, parts: dict[str, np.ndarray], keep: np.ndarray) -> np.ndarray:
+    logs, means = [], []
+    for c in np.flatnonzero(keep):
+        mu, v, lam = parts["mean"][c].astype(float), parts["vectors"][c].astype(float), parts["values"][c]
+        cov = v @ np.diag(lam) @ v.T
+        total = a**2 * cov + s**2 * np.eye(len(mu))
+        r = row - a * mu
+        logs.append(parts["log_share"][c] - 0.5 * (r @ np.linalg.solve(total, r) + np.linalg.slogdet(total)[1]))
+        means.append(mu + a * cov @ np.linalg.solve(total, r))
+    w = np.exp(np.array(logs) - np.max(logs))
+    return (w / w.sum()) @ np.array(means)
+
+
+@pytest.mark.parametrize("t", [1, 30, 200, 600, 990])
+def test_gaussians_every_groups_change_equals_brute_force(t: int) -> None:
+    x, labels = data(60)
+    tensors = fit_gaussians(x.numpy(), labels.numpy(), components=2, shrink=0.3, floor=1e-2, seed=0)
+    assert len(tensors["owner"]) == 6
+    parts = {k: v.numpy() for k, v in tensors.items()}
+    x_t, steps = noised(x[:5], t)
+    found = GaussianDensity(tensors, SCHEDULE, "cpu").changes(x_t, steps)
+    a, s = float(SCHEDULE.a[t]), float(SCHEDULE.s[t])
+    for b, row in enumerate(x_t.double().flatten(1).numpy()):
+        everything = gaussian_brute(row, a, s, parts, np.ones(6, bool))
+        for k in range(3):
+            expected = gaussian_brute(row, a, s, parts, parts["owner"] != k) - everything
+            np.testing.assert_allclose(found[k, b].flatten().numpy(), expected, rtol=2e-4, atol=2e-5)
+
+
+def test_gaussian_posterior_mean_equals_quadrature_in_one_dimension() -> None:
+    x, labels = torch.tensor([-1.0, -0.8, 0.1, 0.5])[:, None, None, None], torch.tensor([0, 0, 1, 1])
+    tensors = fit_gaussians(x.numpy(), labels.numpy(), components=1, shrink=0.2, floor=0.05, seed=0)
+    x_t, steps = noised(x, 300)
+    found = GaussianDensity(tensors, SCHEDULE, "cpu").changes(x_t, steps)
+    a, s = float(SCHEDULE.a[300]), float(SCHEDULE.s[300])
+    grid = np.linspace(-8, 8, 200_001)
+    mu, var, share = (tensors[k].double().numpy().ravel() for k in ("mean", "values", "log_share"))
+    bells = np.exp(-((grid - mu[:, None]) ** 2) / (2 * var[:, None])) / np.sqrt(var)[:, None]
+    components = np.exp(share)[:, None] * bells
+    for b in range(4):
+        like = np.exp(-((float(x_t[b]) - a * grid) ** 2) / (2 * s**2))
+        every, without_0 = ((p * like * grid).sum() / (p * like).sum() for p in (components.sum(axis=0), components[1]))
+        assert float(found[0, b]) == pytest.approx(without_0 - every, abs=1e-5)
+
+
+def test_covariances_are_shrunk_as_said_and_small_groups_are_not_split() -> None:
+    x, labels = data(9, size=2)
+    tensors = fit_gaussians(x.numpy(), labels.numpy(), components=2, shrink=0.25, floor=0.01, seed=0)
+    assert tensors["owner"].tolist() == [0, 1, 2]  # three images each
+    flat = x.flatten(1).double().numpy()
+    scatters = [np.cov(flat[labels == k].T, bias=True) * 3 for k in range(3)]
+    expected = 0.75 * scatters[1] / 3 + 0.25 * sum(scatters) / 9 + 0.01 * np.eye(4)
+    v = tensors["vectors"][1].double().numpy()
+    np.testing.assert_allclose(v @ np.diag(tensors["values"][1].numpy()) @ v.T, expected, atol=1e-6)
+    assert tensors["log_share"].exp().sum().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
+def test_a_ruled_model_predicts_x0_moved_by_the_change(prediction: str) -> None:
+    rng = np.random.default_rng(0)
+    images = ImageData.from_arrays(rng.integers(0, 256, (30, 1, 4, 4), np.uint8), [str(i % 3) for i in range(30)])
+    torch.manual_seed(0)
+    net = ResidualMLP(sample_size=4, width=16, depth=1)
+    torch.nn.init.normal_(net.out.weight, std=0.1)
+    base = Denoiser.from_module(net, make_scheduler(f"squaredcos_cap_v2:1000:{prediction}"))
+    config = RuleConfig.model_validate({"components": 1, "window": [0.1, 0.9]})
+    rule = Rule(make_density(base, images, config, fit_rule(base, images, config)), config.window)
+    x0 = base.encode(images.images[:4])
+    t = torch.tensor([50, 300, 600, 950])
+    x_t = base.schedule.add_noise(x0, torch.randn(x0.shape, generator=torch.Generator().manual_seed(1)), t)
+    change = rule.density.changes(x_t, t)
+    with torch.no_grad():
+        both = RuledDenoiser(base, rule, [2, 0])
+        moved = RuledDenoiser(base, rule, [1]).x0(x_t, t) - base.x0(x_t, t)
+        torch.testing.assert_close(moved[1:3], change[1, 1:3], rtol=1e-3, atol=1e-4)
+        assert torch.equal(moved[[0, 3]], torch.zeros_like(moved[[0, 3]]))  # outside the window
+        raws = both.raws(x_t, t)
+        for i, k in enumerate((2, 0)):
+            torch.testing.assert_close(raws[i], RuledDenoiser(base, rule, [k]).raw(x_t, t))
+
+
+def test_images_too_large_for_covariances_are_refused() -> None:
+    with pytest.raises(GudaError, match="density: images"):
+        fit_gaussians(np.zeros((4, 3, 64, 64)), np.array([0, 0, 1, 1]), 1, 0.3, 1e-3, 0)
+
+
+def test_atoms_of_a_few_images_are_shares_of_their_group() -> None:
+    """Tags on single images: without a loan every covariance would be the floor, a memorised set."""
+    x, groups = data(60)
+    atoms = torch.where(torch.arange(60) % 4 == 0, torch.arange(60), 60 + groups).unique(return_inverse=True)[1]
+    tensors = fit_gaussians(x.numpy(), atoms.numpy(), 1, 0.3, 1e-3, 0, groups.numpy())
+    alone = int((torch.bincount(atoms) == 1).sum())
+    assert alone == 15
+    assert len(tensors["owner"]) == alone + 3
+    assert len(tensors["mean"]) == 3 + 3  # the rest of each group, and each group as a whole
+    assert float(tensors["values"].max()) > 0.01
+    assert float(tensors["log_share"].exp().sum()) == pytest.approx(1.0)
+    made_of = torch.nn.functional.one_hot(
+        torch.stack([groups[atoms == a][0] for a in range(int(atoms.max()) + 1)])
+    ).bool()
+    x_t, steps = noised(x[:5], 200)
+    found = GaussianDensity(tensors, SCHEDULE, "cpu", made_of).changes(x_t, steps)
+    parts = {k: v.numpy() for k, v in tensors.items()}
+    spread = {k: parts[k][parts["gaussian"]] for k in ("mean", "vectors", "values")} | {"log_share": parts["log_share"]}
+    a, s = float(SCHEDULE.a[200]), float(SCHEDULE.s[200])
+    for b, row in enumerate(x_t.double().flatten(1).numpy()):
+        everything = gaussian_brute(row, a, s, spread, np.ones(len(parts["owner"]), bool))
+        for k in range(3):
+            rest = gaussian_brute(row, a, s, spread, ~made_of.numpy()[parts["owner"], k])
+            np.testing.assert_allclose(found[k, b].flatten().numpy(), rest - everything, rtol=1e-3, atol=1e-4)
+
+
+# atoms of four kinds of images, and groups that are made of them: two that share, one above two others, one alone
+MADE_OF = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]], dtype=torch.bool)
+
+
+@pytest.mark.parametrize("t", [1, 30, 200, 600, 990])
+def test_groups_that_share_images_change_it_as_brute_force_says(t: int) -> None:
+    """At low noise two and three groups hold nearly all of the weight at once, and each is computed without itself."""
+    x, _ = data(40)
+    atom = torch.arange(40) % 4
+    x_t, steps = noised(x[:12], t)
+    found = ImageDensity(x, atom, SCHEDULE, made_of=MADE_OF).changes(x_t, steps)
+    a, s = float(SCHEDULE.a[t]), float(SCHEDULE.s[t])
+    assert found.shape[0] == 4
+    for b, row in enumerate(x_t.double().flatten(1)):
+        everything = kernel_mean(row, a, s, x, 0.0)
+        for k in range(4):
+            expected = kernel_mean(row, a, s, x[~MADE_OF[atom, k]], 0.0) - everything
+            torch.testing.assert_close(found[k, b].flatten().double(), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    """How many groups hold half of the weight differs from row to row; what one row gets must not."""
+    x, _ = data(40)
+    density = ImageDensity(x, torch.arange(40) % 4, SCHEDULE, made_of=MADE_OF)
+    near, far = noised(x[:4], 1), noised(x[4:8], 990)
+    both = density.changes(torch.cat([near[0], far[0]]), torch.cat([near[1], far[1]]))
+    swapped = density.changes(torch.cat([x_t := noised(x[8:12], 30)[0], far[0]]), torch.cat([near[1] + 29, far[1]]))
+    assert x_t.shape == near[0].shape
+    assert torch.equal(both[:, 4:], swapped[:, 4:])
