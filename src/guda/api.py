@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from guda.config import ScoringConfig, parse_config
-from guda.data.groups import suggestion
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
-from guda.errors import GudaError
+from guda.errors import GudaError, suggestion
 from guda.scoring.estimate import difference, rank_columns, stack_estimates
 from guda.scoring.pilot import IMAGES, MODELS, measure
 from guda.scoring.pilot import density as pilot_density

@@ -6,7 +6,9 @@ the code of a cause stays. Programs and tests match codes.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 PREFIX = "guda: "  # of the line on stderr
@@ -66,3 +68,16 @@ def refuse_difference(code: str, where: str, found: dict[str, Any], given: dict[
     for key in sorted(one.keys() | two.keys()):
         if one.get(key) != two.get(key):
             raise Mismatch(code, f"{where}: {key} differs", one.get(key), two.get(key), fix)
+
+
+def choices(names: Iterable[str], limit: int = 20) -> str:
+    """The known names, for an error message; a long list is cut, saying so."""
+    names = list(names)
+    more = f", ... and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'x'?" or nothing, to end an error message about an unknown name."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -183,7 +183,6 @@ def read_table(path: Path) -> pa.Table:
 
 
 # ---- Writers: who is writing under a temporary name, and whether they still are.
-
 TEMPORARY = ".tmp-"  # prefix of names that were never published
 
 NAME = re.compile(re.escape(TEMPORARY) + r"(?P<place>[0-9a-f]{10})-(?P<pid>\d+)-[0-9a-f]{12}-")
@@ -261,8 +260,6 @@ def _touched(stray: Path) -> float:
 
 
 # ---- Seeded choices among names: an order that is a function of a key and of the names, the same in every process.
-
-
 def ordered(items: Sequence[str], *key: str | int) -> list[str]:
     return sorted(items, key=lambda item: digest([*key, item], length=64))
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guda.data.groups import Groups, choices, natural
-from guda.errors import GudaError
+from guda.data.groups import Groups, natural
+from guda.errors import GudaError, choices
 
 labellings = st.lists(st.sampled_from(["a", "b", "1", "2", "10", "ü x"]), min_size=2, max_size=30).filter(
     lambda labels: len(set(labels)) > 1

@@ -24,10 +24,10 @@ import numpy as np
 
 from guda.data import npm
 from guda.data.folder import check_options, image_files, read_images
-from guda.data.groups import Groups, choices
+from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.pickles import read_plain
-from guda.errors import GudaError
+from guda.errors import GudaError, choices
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

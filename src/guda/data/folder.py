@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from guda.data.groups import choices, natural, suggestion
-from guda.errors import GudaError
+from guda.data.groups import natural
+from guda.errors import GudaError, choices, suggestion
 
 if TYPE_CHECKING:
     from PIL import Image

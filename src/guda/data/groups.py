@@ -13,17 +13,16 @@ would be lost without the images of group k?):
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from guda.errors import GudaError
+from guda.errors import GudaError, choices, suggestion
 
 Path = tuple[str, ...]  # names from the top of a tree down; of a partition, one name
 
@@ -35,19 +34,6 @@ def natural(text: str) -> tuple[Any, ...]:
         number = parts[i].lstrip("0")
         parts[i] = (len(number), number)
     return (parts, text)
-
-
-def choices(names: Iterable[str], limit: int = 20) -> str:
-    """The known names, for an error message; a long list is cut, saying so."""
-    names = list(names)
-    more = f", ... and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" or nothing, to end an error message about an unknown name."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,9 @@ from typing import Any
 from guda import files
 from guda.config import PromptsConfig
 from guda.data.descriptors import key
-from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
 from guda.data.templates import SUBJECTS, evaluation_prompt, parse, training_prompt
-from guda.errors import GudaError, Mismatch
+from guda.errors import GudaError, Mismatch, choices, suggestion
 from guda.files import ordered
 
 

@@ -16,10 +16,9 @@ import numpy as np
 
 from guda import files
 from guda.data.folder import image_files, match_rows, read_images, read_rows
-from guda.data.groups import suggestion
 from guda.data.images import check_digest, check_ids, read_stack, write_stack
 from guda.data.pixels import as_pixels, check_pixels
-from guda.errors import GudaError
+from guda.errors import GudaError, suggestion
 
 
 @dataclass(frozen=True, eq=False)

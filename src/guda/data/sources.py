@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
 from guda.data.partition import noisy_partition
-from guda.errors import GudaError
+from guda.errors import GudaError, choices, suggestion
 from guda.files import ordered
 
 Loader = TypeVar("Loader", bound=Callable[..., ImageData])

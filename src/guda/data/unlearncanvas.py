@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 
 from guda.data.folder import check_options, read_images
-from guda.data.groups import Groups, choices, natural, suggestion
+from guda.data.groups import Groups, natural
 from guda.data.images import ImageData
-from guda.errors import GudaError
+from guda.errors import GudaError, choices, suggestion
 
 URL = "https://huggingface.co/datasets/OPTML-Group/UnlearnCanvas"
 

@@ -68,8 +68,6 @@ def sample(
 
 
 # ---- Deterministic pictures from given noise: DDIM with eta = 0, so that models differ by their weights alone.
-
-
 def initial_noise(shape: Sequence[int], seed: int, indices: Sequence[int]) -> torch.Tensor:
     """float32 [n, *shape]; row i is keyed by (seed, index) and belongs to no model."""
     rows = [generator(seed, "initial noise", i).standard_normal(tuple(shape), dtype=np.float32) for i in indices]
@@ -142,8 +140,6 @@ def _output(denoiser: Denoiser, x: torch.Tensor, time: torch.Tensor, cond: Cond 
 
 
 # ---- Pictures for prompts: how a text-to-image model's queries are drawn (SPEC section 6).
-
-
 def sampler(denoiser: Denoiser, steps: int) -> Any:
     """The solver of the model's noise schedule, set to `steps`."""
     from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler

@@ -206,8 +206,6 @@ class Schedule:
 
 
 # ---- The straight path of flow matching: x_t = (1 - s) x_0 + s eps, and a network that predicts v = eps - x_0.
-
-
 def _log_snr(T: int, shift: float) -> np.ndarray:
     """2 log((1 - s)/s) = 2 (log(1 - u) - log u - log shift): the shift moves the log SNR as a whole; -inf at u = 1."""
     t = np.arange(1, T + 1)

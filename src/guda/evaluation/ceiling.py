@@ -229,7 +229,6 @@ def _note(n_seeds: int) -> str:
 
 
 # ---- The query-noise floor: how far the oracle agrees with itself when only the scoring noise is fresh (SPEC 2, 3).
-
 MOST = 64  # splits that are averaged; up to 8 rounds that is all of them
 
 

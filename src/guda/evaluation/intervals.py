@@ -106,8 +106,6 @@ def bootstrap_difference(a: ArrayLike, b: ArrayLike, n: int = 2000, seed: int = 
 
 
 # ---- Paired permutation tests: could the difference of two methods on the same queries be chance?
-
-
 EXACT = 14  # up to so many queries that differ, all 2^14 sign vectors are counted
 
 FLIPS = 19_999

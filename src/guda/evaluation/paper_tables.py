@@ -275,8 +275,6 @@ def noisy_table(
 
 
 # ---- The cost table: preprocessing, per query, total for Q queries, and how LOGO compares (paper, Computational Cost).
-
-
 def timing_table(
     name: str,
     timings: Sequence[Timing],

@@ -18,10 +18,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from guda.config import Config, parse_config
-from guda.data.groups import suggestion
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
-from guda.errors import GudaError
+from guda.errors import GudaError, suggestion
 from guda.files import digest
 from guda.run.run import Run
 from guda.run.task import Task

@@ -112,8 +112,6 @@ def _combine(found: ElboMethod, queries: Queries, sets: list[Set], name: str, re
 
 
 # ---- log p on disk: immutable parts keyed (solver, shard of queries, model, seed), one task per model and shard.
-
-
 def describe(config: LikelihoodConfig) -> str:
     """The solver in words."""
     if config.solver == "adaptive":

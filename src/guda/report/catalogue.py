@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from guda.data.groups import suggestion
-from guda.errors import GudaError
+from guda.errors import GudaError, suggestion
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.likelihood import COLUMNS, read_likelihood
 from guda.evaluation.results import DatasetEntry

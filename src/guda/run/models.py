@@ -26,7 +26,6 @@ from guda.run.task import Task
 if TYPE_CHECKING:
     from guda.diffusion.latents import Latents
     from guda.diffusion.training import Trained
-
 from guda.data.prompts import Prompts
 from guda.diffusion.networks import build_denoiser
 

@@ -60,7 +60,6 @@ def stack_estimates(estimates: Sequence[Estimate]) -> dict[str, Any]:
 
 
 # ---- ranks: differences between groups, rank intervals, probability of being first
-
 DRAWS = 4096  # for the probability of being first; its own error is below 0.008
 
 CONTENDERS = 32  # groups that can be first: with more, those far behind get probability 0

@@ -229,7 +229,6 @@ class RaceResult:
 
 
 # ---- Screening: which groups are worth a race, where there are too many to race them all.
-
 TREE = "tree"
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from guda.data.groups import suggestion
-from guda.errors import GudaError, NotFinite
+from guda.errors import GudaError, NotFinite, suggestion
 from guda.files import read_table, write_table
 
 if TYPE_CHECKING:

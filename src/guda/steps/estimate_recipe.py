@@ -12,11 +12,10 @@ from typing import Any
 from guda.baselines.features import feature_settings
 from guda.baselines.presets import LINEAR, GradientConfig
 from guda.config import DataConfig, parse_config
-from guda.data.groups import choices
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.networks import build_network
 from guda.diffusion.schedule import Schedule
-from guda.errors import GudaError
+from guda.errors import GudaError, choices
 from guda.methods.base import known_methods
 from guda.run.recipe import Recipe
 from guda.scoring.plan import make_plan, prior_density

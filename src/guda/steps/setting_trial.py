@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from guda.config import parse_config
-from guda.data.groups import choices, suggestion
-from guda.errors import GudaError
+from guda.errors import GudaError, choices, suggestion
 from guda.evaluation.ceiling import CEILING, Comparison, compare
 from guda.evaluation.results import Cost, DatasetEntry, as_figures, dataset_entry
 from guda.files import digest

@@ -17,11 +17,10 @@ import numpy as np
 from pydantic import Field
 
 from guda.config import Config
-from guda.data.groups import choices, suggestion
 from guda.data.templates import ANCHOR, parse, training_prompt
 from guda.data.text import Embed, unit_rows
 from guda.diffusion.noise import generator
-from guda.errors import GudaError
+from guda.errors import GudaError, choices, suggestion
 
 Strategy = Literal["weighted", "uniform", "removed"]
 

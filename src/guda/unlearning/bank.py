@@ -180,8 +180,6 @@ class Bank(Mapping[str, Counterfactual]):
 
 
 # ---- One network, many counterfactuals: weights swapped in place instead of N copies of the model.
-
-
 class Workbench:
     """Holds a base and one working copy of it. `use(c)` turns the copy into counterfactual c; only the weights that the
     last one changed are put back first."""
@@ -210,7 +208,6 @@ class Workbench:
 
 
 # ---- A weight's change as a product of two thin matrices.
-
 B, A = "@B", "@A"  # no state dict has an @ in its names
 
 

@@ -111,7 +111,6 @@ class ImageDensity(Density):
 
 
 # ---- A few Gaussians per group: a density of the data that generalises between its images.
-
 FEW = 10  # images of an atom that is a part of a larger group; fewer have no covariance of their own
 
 LARGEST = 4096  # dims; a component keeps its eigenvectors, dims^2 numbers

@@ -71,7 +71,6 @@ class Posterior:
 
 
 # ---- The posterior over the K images nearest to x_t when the set is large: faiss finds them, float64 weighs them.
-
 LARGE = 20_000  # images from which on the index is worth its copy of them
 
 
@@ -123,8 +122,6 @@ def support(posterior: Posterior, x_t: torch.Tensor, t: torch.Tensor) -> tuple[t
 
 
 # ---- How likely a noisy point is under a finite set of images, and the ratio of two such densities.
-
-
 def log_density(posterior: Posterior, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     """log p_t(x_t) up to const(t), float64 [B]. With K nearest: of those K terms only, a lower bound."""
     log_w, images = support(posterior, x_t, t)

@@ -56,7 +56,6 @@ class Student:
 
 
 # ---- When to stop unlearning: held-out images, and the best of the moments at which their loss was measured.
-
 BATCHES = 4  # held-out batches per check, the same noise every time
 
 

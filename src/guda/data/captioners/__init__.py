@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from guda.config import PromptsConfig
 from guda.data.descriptors import Ranked, Raw, rank
-from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
-from guda.errors import GudaError
+from guda.errors import GudaError, choices, suggestion
 from guda.files import ordered
 
 

@@ -20,10 +20,9 @@ from guda.config import PromptsConfig
 from guda.data.captioners import Raw, sampled
 from guda.data.captioners.statistics import STATISTICS, WORDS, statistics
 from guda.data.descriptors import clean
-from guda.data.groups import choices, suggestion
 from guda.data.images import ImageData
 from guda.data.text import quiet_loading, unit_rows
-from guda.errors import GudaError
+from guda.errors import GudaError, choices, suggestion
 
 BLOCK = 16  # images per call of CLIP's vision half; short blocks are padded
 
