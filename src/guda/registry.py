@@ -1,6 +1,6 @@
 """Registries: the names that a recipe or a command may use, and that other packages can add to.
 
-    OPERATORS: Registry[type[Operator]] = Registry("operator", "guda.operators", ["guda.unlearning.operators.retrack", ...])
+    OPERATORS = Registry[type[Operator]]("operator", "guda.operators", ["guda.unlearning.operators.retrack", ...])
 
     @OPERATORS.register("my-operator")
     class MyOperator(Operator): ...
@@ -57,7 +57,7 @@ class Registry(Mapping[str, T]):
             except Exception as e:
                 raise GudaError(
                     "plugin-broken",
-                    f"the plug-in {entry.value!r} (entry point {entry.name!r} of {self.group}) cannot be imported: {e}; "
+                    f"the plug-in {entry.value!r} ({self.group}: {entry.name}) cannot be imported: {e}; "
                     "fix or uninstall the package that provides it",
                 ) from e
 
