@@ -27,7 +27,15 @@ from guda.errors import Mismatch
 from guda.files import digest, read_header, read_tensors, write_tensors
 from guda.methods.terms import load_queries
 from guda.run import progress
-from guda.run.models import count_weights, load_data, load_model, model_digest, model_files, prompt_files, training_inputs
+from guda.run.models import (
+    count_weights,
+    load_data,
+    load_model,
+    model_digest,
+    model_files,
+    prompt_files,
+    training_inputs,
+)
 from guda.run.run import Run
 from guda.run.task import Task
 

@@ -21,7 +21,6 @@ import torch
 
 from guda.baselines import influence
 from guda.baselines.features import Featuriser, grid, meet
-from guda.baselines.gradients import chosen_weights
 from guda.baselines.presets import (
     DasConfig,
     DasPublicConfig,
@@ -36,7 +35,6 @@ from guda.baselines.residuals import residuals
 from guda.baselines.ridge import Cholesky, Eigen, Ridge, Rows, effective
 from guda.config import parse_config
 from guda.data.queries import Queries
-from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, Mismatch
 from guda.files import digest, read_tensors, write_tensors
 from guda.methods.base import Method, known_methods, method
