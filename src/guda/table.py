@@ -180,8 +180,7 @@ class Table:
 
     def markdown(self) -> str:
         """Title, table and note; those that are empty are left out."""
-        parts = [f"**{self.title}**" if self.title else "", self.markdown_lines(), self.note]
-        return "\n\n".join(p for p in parts if p) + "\n"
+        return paragraphs(self.title and f"**{self.title}**", self.markdown_lines(), self.note)
 
     def markdown_lines(self) -> str:
         """The table alone."""
@@ -256,6 +255,11 @@ class Table:
 
 def _text(cell: Cell) -> str:
     return MISSING if cell is None else cell if isinstance(cell, str) else cell.text
+
+
+def paragraphs(*parts: str) -> str:
+    """Parts of a Markdown file with empty lines between them; empty parts are left out."""
+    return "\n\n".join(p for p in parts if p) + "\n"
 
 
 def rich_group(title: str, parts: Sequence[RichTable], note: str) -> Group:
