@@ -19,7 +19,7 @@ from guda import steps
 from guda.cli.show import Display
 from guda.evaluation.ceiling import compare
 from guda.evaluation.results import DatasetEntry, Figure, read_results, write_results
-from guda.evaluation.tables import markdown
+from guda.evaluation.tables import comparison
 from guda.files import read_json, write_text
 from guda.methods.base import get_method
 from guda.methods.terms import load_queries
@@ -266,7 +266,7 @@ def main() -> None:
         write_results(path, "python benchmarks/operators.py", entries)
     tables = [summary(entries), *(bands_table(n, e) for n, e in entries.items())]
     tables += [scale_table(entries), storage_table(entries)]
-    tables += [markdown(n, e) for n, e in entries.items()]
+    tables += [comparison(n, e).markdown() for n, e in entries.items()]
     write_text(RESULTS / "operators.md", "\n\n".join(tables) + "\n")
     plot(entries)
     print(summary(entries))

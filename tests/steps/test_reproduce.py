@@ -12,7 +12,7 @@ from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.published import published
 from guda.methods.base import known_methods
-from guda.report.paper_outputs import write_tables
+from guda.report.paper_outputs import write_paper_tables
 from guda.report.reproduce import read_reproduction, reproduce, reproductions, scaled_recipe
 from guda.run.recipe import builtin_recipe
 from guda.run.run import Run
@@ -63,7 +63,7 @@ def test_an_experiment_from_nothing_to_its_tables_and_nothing_twice(tmp_path: Pa
     assert {p.name: p.read_bytes() for p in (root / "tables").iterdir()} == before
     for path in (root / "tables").iterdir():
         path.unlink()
-    write_tables(Run.open(root), "cifar10", Run.open(tmp_path / "run-noisy"))
+    write_paper_tables(Run.open(root), "cifar10", Run.open(tmp_path / "run-noisy"))
     assert {p.name: p.read_bytes() for p in (root / "tables").iterdir()} == before
 
 

@@ -82,8 +82,8 @@ def _tuned_json(found: Tuned, applied: bool) -> dict[str, Any]:
 
 
 def tuned_text(found: Tuned, applied: bool) -> str:
-    from guda.evaluation.tables import human_count
     from guda.steps.tune import OBJECTIVE, lead_text
+    from guda.table import human_count
 
     ceiling = "" if found.ceiling is None else f"; one LOGO retraining (ceiling) has top1 {found.ceiling:.3f}"
     lines = [
@@ -156,15 +156,16 @@ def pairs(
 ) -> None:
     """Leave two groups out together (LOGO and unlearned): do scores add up?"""
     from guda import steps
-    from guda.evaluation.additivity import HEADER, pair_rows, pairs_title
+    from guda.evaluation.additivity import pairs_table
     from guda.run.run import Run
 
     folder = Run.open(run)
     asked = steps.parse_pairs(folder, pair)
     found = steps.pairs(folder, steps.choose_queries(folder, queries), asked, method, engine)
-    lines = [pairs_title(found)]
-    for row in pair_rows(found):
+    table = pairs_table(found)
+    lines = [table.title]
+    for row in table.texts():
         lines.append(f"  {row[0]}")
-        lines += [f"    {name:<20}{cell}" for name, cell in zip(HEADER[1:], row[1:], strict=True)]
+        lines += [f"    {name:<20}{cell}" for name, cell in zip(table.header[1:], row[1:], strict=True)]
     lines += [found.sign, f"Tables: {folder.path('pairs.json')}, {folder.path('pairs.md')}"]
     say({"path": str(folder.path("pairs.json")), **found.model_dump(mode="json")}, "\n".join(lines), as_json)

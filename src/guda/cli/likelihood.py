@@ -44,16 +44,12 @@ def likelihood(
 
 def _show(found: LikelihoodFile, path: Path) -> None:
     from rich.console import Console
-    from rich.text import Text
 
-    from guda.evaluation.likelihood import COLUMNS, ORACLES, correlation_rows, reliability_sentence, title
-    from guda.evaluation.tables import rich_table, terminal
+    from guda.evaluation.likelihood import ORACLES, correlation_table
+    from guda.evaluation.tables import terminal
 
     console = Console()
-    cells = [tuple(c.replace(" [", "\n[") for c in row) for row in correlation_rows(found)]
-    console.print(Text(title(found), style="bold"))
-    console.print(rich_table(("counterfactuals", *COLUMNS.values()), cells))
-    console.print(Text(f"{found.note} {reliability_sentence(found)}"), end="\n\n")
+    console.print(correlation_table(found).rewrite(lambda _, cell: cell.replace(" [", "\n[")).rich())
     for kind, entry in found.oracles.items():
         console.print(terminal(ORACLES[kind], entry, console.width))
     if not found.oracles:

@@ -70,7 +70,7 @@ class Display:
 
 def plan_text(value: dict[str, Any]) -> str:
     """`guda plan` for people."""
-    from guda.evaluation.tables import human_count, human_time
+    from guda.table import human_count, human_time
 
     each = human_time(value["seconds_per_evaluation"] * 1000)
     lines = [
@@ -94,7 +94,7 @@ def plan_text(value: dict[str, Any]) -> str:
 
 def outline_text(value: dict[str, Any]) -> str:
     """`guda plan RECIPE` for people."""
-    from guda.evaluation.tables import human_count
+    from guda.table import human_count
 
     wide = max(44, *(len(r["what"]) + 1 for r in value["rows"]))
     lines = [
@@ -112,7 +112,7 @@ def outline_text(value: dict[str, Any]) -> str:
 
 def cluster_text(value: dict[str, Any]) -> str:
     """`guda plan --cluster` for people."""
-    from guda.evaluation.tables import human_count, human_time
+    from guda.table import human_count, human_time
 
     lines = [
         f"{value['run']}: {', '.join(value['methods'])} from nothing, {value['groups']} groups, "

@@ -21,9 +21,10 @@ from pydantic import Field, FiniteFloat
 
 from guda.config import Config
 from guda.evaluation.intervals import Interval, bootstrap_mean, percentile_interval, resampled_means
-from guda.evaluation.results import Figure
-from guda.evaluation.tables import GIVEN, MISSING, markdown_table
+from guda.evaluation.results import Figure, as_figure
+from guda.evaluation.tables import GIVEN, figure, seed_count
 from guda.scoring.estimate import difference
+from guda.table import Cell, Number, Table
 
 Array = NDArray[np.float64]
 
@@ -117,20 +118,17 @@ class PairsFile(Config):
     rows: tuple[PairRow, ...]
 
 
-def figure(interval: Interval) -> Figure:
-    return Figure(mean=interval.mean, lo=interval.lo, hi=interval.hi)
-
-
-def pair_row(method: str, pair: tuple[str, str], found: Additivity, logo: Additivity | None,
+def pair_row(method: str, pair: tuple[str, str], own: Additivity, logo: Additivity | None,
              excesses: Sequence[Array] = (), n: int = 2000, seed: int = 0) -> PairRow:  # fmt: skip
     """`logo`: the oracle's excess, for a row of another method; `excesses`: the oracle's own, by seed."""
-    against = None if logo is None else pearson(found.excess, logo.excess, n, seed)
+    intervals = {
+        "joint": own.joint, "total": own.total, "difference": own.difference, "ratio": own.ratio,
+        "correlation": own.correlation, "against_logo": logo and pearson(own.excess, logo.excess, n, seed),
+    }  # fmt: skip
     return PairRow(
-        method=method, a=pair[0], b=pair[1], joint=figure(found.joint), total=figure(found.total),
-        difference=figure(found.difference), ratio=figure(found.ratio) if found.ratio else None,
-        correlation=figure(found.correlation) if found.correlation else None, off=found.off,
-        repeat=repeatability(excesses), by_seed=[float(e.mean()) for e in excesses] or None,
-        against_logo=figure(against) if against else None,
+        method=method, a=pair[0], b=pair[1], off=own.off, repeat=repeatability(excesses),
+        by_seed=[float(e.mean()) for e in excesses] or None,
+        **{name: None if i is None else as_figure(i) for name, i in intervals.items()},  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -138,35 +136,20 @@ HEADER = ("pair, method", "joint", "sum of singles", "joint - sum", "joint / sum
           "queries beyond scoring noise", "joint - sum by LOGO seed", "r(excess, LOGO's)")  # fmt: skip
 
 
-def _nats(f: Figure) -> str:
-    return f"{f.mean:+.3g} [{f.lo:+.3g}, {f.hi:+.3g}]"
+def pairs_table(file: PairsFile) -> Table:
+    def row(r: PairRow) -> tuple[Cell, ...]:
+        joint, total, difference = (figure(f, "+.3g") for f in (r.joint, r.total, r.difference))
+        if r.additive and isinstance(difference, Number):
+            difference = f"{difference.text}, {ADDITIVE}"
+        return (
+            f"{r.a} + {r.b}, {r.method}", joint, total, difference, figure(r.ratio), figure(r.correlation),
+            None if r.off is None else f"{r.off} of {file.n_queries}",
+            ", ".join(f"{x:+.3g}" for x in r.by_seed) if r.by_seed else None,
+            figure(r.against_logo) if r.repeat is None else f"{r.repeat:.2f} (one seed with another)",
+        )  # fmt: skip
 
-
-def _plain(f: Figure | None) -> str:
-    return MISSING if f is None else f"{f.mean:.2f} [{f.lo:.2f}, {f.hi:.2f}]"
-
-
-def pair_rows(found: PairsFile) -> list[tuple[str, ...]]:
-    """Cells under HEADER."""
-    return [
-        (
-            f"{r.a} + {r.b}, {r.method}", _nats(r.joint), _nats(r.total),
-            _nats(r.difference) + (f", {ADDITIVE}" if r.additive else ""), _plain(r.ratio), _plain(r.correlation),
-            MISSING if r.off is None else f"{r.off} of {found.n_queries}",
-            ", ".join(f"{x:+.3g}" for x in r.by_seed) if r.by_seed else MISSING,
-            _plain(r.against_logo) if r.repeat is None else f"{r.repeat:.2f} (one seed with another)",
-        )
-        for r in found.rows
-    ]  # fmt: skip
-
-
-def pairs_title(found: PairsFile) -> str:
-    seeds = f", {len(found.seeds)} LOGO seed{'' if len(found.seeds) == 1 else 's'}" if found.seeds else ""
-    return (
-        f"Two groups left out together against the sum of singles: {found.estimand} ({found.unit}), "
-        f"{found.n_queries:,} queries{seeds}, 95 % intervals"
+    title = (
+        f"Two groups left out together against the sum of singles: {file.estimand} ({file.unit}), "
+        f"{file.n_queries:,} queries{f', {seed_count(len(file.seeds))}' if file.seeds else ''}, 95 % intervals"
     )
-
-
-def pairs_markdown(found: PairsFile) -> str:
-    return f"**{pairs_title(found)}**\n\n{markdown_table(HEADER, pair_rows(found))}\n\n{found.sign}. {GIVEN}\n"
+    return Table.of(title, HEADER, map(row, file.rows), f"{file.sign}. {GIVEN}")

@@ -142,8 +142,12 @@ class ResultsFile(_Model):
     datasets: dict[str, DatasetEntry]
 
 
+def as_figure(interval: Interval) -> Figure:
+    return Figure(mean=interval.mean, lo=interval.lo, hi=interval.hi)
+
+
 def as_figures(intervals: Mapping[str, Interval]) -> dict[str, Figure]:
-    return {metric: Figure(mean=i.mean, lo=i.lo, hi=i.hi) for metric, i in intervals.items()}
+    return {metric: as_figure(i) for metric, i in intervals.items()}
 
 
 def dataset_entry(
@@ -248,23 +252,24 @@ def write_results(path: Path, command: str, datasets: Mapping[str, DatasetEntry]
 
 
 def read_results(path: Path) -> ResultsFile:
-    return _read(path, ResultsFile)
+    return read_file(path, ResultsFile)
 
 
 def read_entry(path: Path) -> DatasetEntry:
     """A run's evaluation.json."""
-    return _read(path, DatasetEntry)
+    return read_file(path, DatasetEntry)
 
 
-Schema = TypeVar("Schema", bound=_Model)
+Schema = TypeVar("Schema", bound=BaseModel)
 
 
-def _read(path: Path, schema: type[Schema]) -> Schema:
+def read_file(
+    path: Path, schema: type[Schema], code: str = "evaluation-file-invalid", what: str = f"{SCHEMA} file"
+) -> Schema:
+    """A JSON file of measured results; `code` and `what` name its kind where it does not match the schema."""
     try:
         return schema.model_validate(read_json(path))
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise GudaError(
-            "evaluation-file-invalid", f"{path} is no {SCHEMA} file ({where}: {first['msg']}); measure it again"
-        ) from None
+        raise GudaError(code, f"{path} is no {what} ({where}: {first['msg']}); measure it again") from None

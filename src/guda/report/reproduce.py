@@ -22,7 +22,7 @@ from guda.errors import GudaError
 from guda.evaluation.results import DatasetEntry
 from guda.methods.base import get_method
 from guda.methods.pairs import pairs_of
-from guda.report.paper_outputs import write_figures, write_tables
+from guda.report.paper_outputs import write_figures, write_paper_tables
 from guda.run.recipe import Recipe, builtin_recipe, recipes_folder
 from guda.run.run import Run
 from guda.steps.ablate import ablate, read_ablation
@@ -150,7 +150,7 @@ def reproduce(
         say(f"{recipe.name}: ablation {sweep}")
         ablate(run, read_ablation(sweep), engine)
     say(f"{recipe.name}: tables and figures")
-    tables = write_tables(run, wanted.published, noisy)
+    tables = write_paper_tables(run, wanted.published, noisy)
     return Reproduced(run, entry, tuple(tables), tuple(write_figures(run, engine)))
 
 
