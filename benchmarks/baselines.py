@@ -20,7 +20,7 @@ import numpy as np
 
 import sketch as sketching
 from guda import steps
-from guda.cli.show import Display
+from guda.cli.display import Display
 from guda.config import QueriesConfig
 from guda.errors import NotFinite
 from guda.evaluation.ceiling import compare

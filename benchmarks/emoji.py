@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from guda import steps
-from guda.cli.show import Display
+from guda.cli.display import Display
 from guda.evaluation.ceiling import compare
 from guda.evaluation.results import DatasetEntry, write_results
 from guda.evaluation.tables import comparison

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guda import steps
-from guda.cli.show import Display
+from guda.cli.display import Display
 from guda.evaluation.ceiling import compare
 from guda.evaluation.results import DatasetEntry, Figure, read_results, write_results
 from guda.evaluation.tables import comparison

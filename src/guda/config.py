@@ -23,7 +23,7 @@ class PartitionConfig(Config):
 
 
 class DataConfig(Config):
-    source: str = Field(description="A known source (digits) or an image folder.")
+    source: str = Field(description="A known source (digits) or an image folder, whose sub-folders are the groups.")
     size: int | None = Field(None, gt=0, description="Resize the shorter side to this and centre-crop to a square.")
     group_by: str | None = Field(
         None,
@@ -192,7 +192,8 @@ class ScoringConfig(Config):
         description="Fit and score these groups only; training keeps all. Default: every group; of a tree, its leaves.",
     )
     drift: Literal["keep", "subtract"] = Field(
-        "keep", description="subtract: unlearned scores less what unlearning does to other groups' training images."
+        "keep",
+        description="`subtract` removes from every unlearned score what unlearning does to other groups' images.",
     )
     reference: int = Field(20, ge=2, description="Training images of each group that health and drift are measured on.")
 

@@ -50,6 +50,10 @@ def seconds(value: float | None) -> Cell:
     return None if value is None else Number(value, "0 s" if value == 0 else human_time(value))
 
 
+def size(value: float | None) -> Cell:
+    return None if value is None else Number(value, human_bytes(value))
+
+
 def human_count(value: float | None) -> str:
     """950, 12.8 k, 1.54 M: three significant digits."""
     if value is None:

@@ -45,7 +45,7 @@ def test_it_picks_what_evaluating_every_trial_says_is_best(run: Run, tmp_path: P
     assert found.groups == ("0", "1", "2")
     brute = []
     other = copy_run(tmp_path / "other")
-    steps.change_queries(other, 12, 1)
+    steps.change_queries(other, n=12, seed=1)
     assert steps.sample(other, Inline()) == TUNING
     for trial in found.trials:
         lr, count = trial.settings["lr"], trial.settings["steps"]
@@ -241,11 +241,11 @@ def test_without_the_oracle_there_is_nothing_to_agree_with(tmp_path: Path) -> No
 def test_tuning_queries_are_never_the_default_and_are_named_where_they_are_evaluated(run: Run) -> None:
     study(run, 1, "steps=3")
     assert "flatter" not in str(steps.evaluate(run, SET).note)
-    steps.change_queries(run, 5, 9)  # not drawn yet
+    steps.change_queries(run, n=5, seed=9)  # not drawn yet
     shutil.rmtree(run.path("queries", SET))
     with pytest.raises(GudaError, match="guda sample"):
         steps.choose_queries(run)
-    steps.change_queries(run, 6, 1)  # some of the tuning pictures, under another name
+    steps.change_queries(run, n=6, seed=1)  # some of the tuning pictures, under another name
     name = steps.sample(run, Inline())
     steps.score(run, name, ["logo", "retrack"], Inline())
     assert "Settings of retrack were chosen on some of these queries" in str(steps.evaluate(run, name).note)

@@ -258,19 +258,20 @@ def change_groups(run: Run, text: str | None) -> None:
     run.update(Recipe.from_dict(value, "the changed recipe"))
 
 
-def change_queries(run: Run, n: int | None, seed: int | None, objects: int | None = None) -> None:
-    told = run.recipe.prompts is not None
-    if told and n is not None:
+def change_queries(run: Run, **changes: Any) -> None:
+    """Settings of the `queries` section, kept in the run's recipe."""
+    given = {k: v for k, v in changes.items() if v is not None}
+    prompted = run.recipe.prompts is not None
+    if prompted and "n" in given:
         raise GudaError(
             "sample-count-unsupported",
             "a text-to-image run draws one picture per object and style: give --objects instead of -n",
         )
-    if not told and objects is not None:
+    if not prompted and "objects" in given:
         raise GudaError("sample-objects-unsupported", "--objects is for text-to-image runs; give -n")
-    changes = {k: v for k, v in (("n", n), ("seed", seed), ("objects", objects)) if v is not None}
-    if changes:
+    if given:
         value = run.recipe.model_dump(mode="json")
-        value["queries"] |= changes
+        value["queries"] |= given
         _update(run, value)
 
 
