@@ -160,7 +160,7 @@ def init(
 
 
 def _recipe(name: str | None, **given: Any) -> Recipe:
-    from guda.run.recipe import Recipe, builtin_recipe
+    from guda.run.recipe import Recipe, builtin_recipe, read_recipe
 
     if name is None:
         own = "own-data" if given["content_by"] is None else "own-style"  # images of the same things in several styles
@@ -169,8 +169,7 @@ def _recipe(name: str | None, **given: Any) -> Recipe:
             raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
         base["name"] = Path(given["data"]).name or given["data"]
     else:
-        found = Recipe.read(Path(name)) if name.endswith((".yaml", ".yml")) else builtin_recipe(name)
-        base = found.model_dump(mode="json")
+        base = read_recipe(name).model_dump(mode="json")
     if given["data"] is not None:
         base["data"]["source"] = given["data"]
     for option in ("group_by", "content_by", "size"):

@@ -15,7 +15,7 @@ from guda.diffusion.likelihood import evals
 from guda.errors import GudaError
 from guda.methods.base import known_methods
 from guda.report.reproduce import FULL, Reproduction, scaled_recipe
-from guda.run.recipe import Recipe, builtin_recipe
+from guda.run.recipe import Recipe, read_recipe
 from guda.steps.ablate import EPOCHS, read_ablation
 from guda.steps.estimate_recipe import outline
 from guda.steps.plan import Budget
@@ -82,8 +82,8 @@ def _fits_alone(recipe: Recipe, why: GudaError) -> dict[str, Any]:
 def _start(wanted: Reproduction) -> list[Budget]:
     if wanted.before is None:
         return []
-    evals_ = _training_evals(builtin_recipe(wanted.before))
-    return [Budget(f"train the pretrained start, {wanted.before}", evals_, None, None)]
+    before = read_recipe(wanted.before)
+    return [Budget(f"train the pretrained start, {before.name}", _training_evals(before), None, None)]
 
 
 def _placebos(recipe: Recipe) -> list[Budget]:

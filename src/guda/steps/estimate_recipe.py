@@ -6,12 +6,13 @@ data set. Times do not: for those make the run where it is to be done, and ask `
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from guda.baselines.features import feature_settings
 from guda.baselines.presets import LINEAR, GradientConfig
-from guda.config import DataConfig, parse_config
+from guda.config import parse_config
+from guda.data.sources import known_size
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.networks import build_network
 from guda.diffusion.schedule import Schedule
@@ -26,49 +27,6 @@ from guda.unlearning.unlearn import OPERATORS
 STORES = ("fp32", "bf16", "lowrank:16", "lora:16", "lora:4", "lora:4:bf16")
 
 STARTS = ("runwayml/stable-diffusion-v1-5",)
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What is known of a data set without reading it."""
-
-    groups: int
-    per_group: int  # images
-    shape: tuple[int, int, int]
-    objects: int | None = None  # things that every group shows, where prompts name them
-
-    def cut(self, config: DataConfig) -> Contents:
-        """What the recipe keeps of it."""
-        groups = self.groups if config.groups is None else len(config.groups)
-        objects, images = self.objects, self.per_group
-        if objects is not None and config.limit_contents is not None:
-            images, objects = images // objects * config.limit_contents, config.limit_contents
-        images = min(images, config.limit_per_group or images)
-        side = config.size or self.shape[1]
-        return Contents(groups, images, (self.shape[0], side, side), objects)
-
-
-def _contents(recipe: Recipe) -> Contents:
-    from guda.data import cifar10, fashion, fonts, unlearncanvas
-
-    test = recipe.data.split == "test"
-    known = {
-        "cifar10": Contents(len(cifar10.NAMES), 1000 if test else 5000, (3, 32, 32)),
-        "digits": Contents(10, 180, (1, 8, 8)),  # 1,797 in all
-        "fashion-mnist": Contents(len(fashion.NAMES), 6000, (1, 28, 28)),
-        "unlearncanvas": Contents(len(unlearncanvas.STYLES), 400, (3, 512, 512), len(unlearncanvas.OBJECTS)),
-    }
-    if recipe.data.source == "fonts":
-        families, characters = sum(len(p["families"]) for p in fonts.pinned().values()), len(fonts.CHARACTERS)
-        images = characters * (recipe.data.variants or fonts.VARIANTS)
-        known["fonts"] = Contents(families, images, (1, 16, 16), characters)
-    name = recipe.data.source.partition(":")[0]
-    if name not in known:
-        raise GudaError(
-            "data-size-unknown",
-            f"the size of data source {recipe.data.source!r} is not known here; make the run, then plan it",
-        )
-    return known[name].cut(recipe.data)
 
 
 def _network(recipe: Recipe, shape: tuple[int, int, int]) -> tuple[Any, Schedule]:
@@ -128,7 +86,7 @@ class Gradients:
 
 def outline(recipe: Recipe, n_queries: int | None = None) -> dict[str, Any]:
     """Like `plan`, without times: rows of `Budget`, and the bank of one operator in every form it can be kept in."""
-    data = _contents(recipe)
+    data = known_size(recipe.data)
     module, schedule = _network(recipe, data.shape)
     groups = len(recipe.scoring.groups or range(data.groups))
     prompted = recipe.prompts is not None and data.objects is not None
