@@ -1,6 +1,6 @@
 """Queries: the generated samples to attribute, each under a stable id.
 
-The id keys the noise a query is scored with (SPEC section 2), so queries are always held in plain sorted
+The id keys the noise a query is scored with, so queries are always held in plain sorted
 order of their ids: the order they were given in cannot reach a result.
 """
 
