@@ -21,7 +21,7 @@ install: $(STAMP) ## Make .venv and install guda with its developer tools (nothi
 
 # pip is the last thing `venv` writes, so a .venv that was interrupted half-way is made again.
 # constraints.txt pins torch: an open range would take the newest build, on Linux with gigabytes of CUDA.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml benchmarks/sources/pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { \
 	  command -v $(PYTHON) >/dev/null || \
 	    { echo "error: '$(PYTHON)' not found; install Python 3.11 or newer, or run make PYTHON=/path/to/python3" >&2; exit 2; }; \
@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    { echo "error: $(PYTHON) has no venv module; install it (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 2; }; \
 	  echo "Making $(VENV) with $$($(PYTHON) -V)"; \
 	  $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]' -e benchmarks/sources
 	@touch $@
 
 # Playwright, Gradio and Ray are large: only the tests that need them install them, under the same constraints.

@@ -34,6 +34,7 @@ from guda.steps.fit import Engine
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+RECIPES = ROOT / "benchmarks" / "recipes"
 START = ROOT / "runs" / "emoji-start"
 RUN = ROOT / "runs" / "emoji"
 TWINS = ("fluent-emoji", "fluent-emoji-flat")
@@ -52,9 +53,9 @@ def prepared(root: Path, recipe: Recipe) -> Run:
 
 
 def measure(engine: Engine) -> tuple[Run, DatasetEntry]:
-    start = prepared(START, builtin_recipe("emoji-start"))
+    start = prepared(START, Recipe.read(RECIPES / "emoji-start.yaml"))
     steps.train(start, engine)
-    value = builtin_recipe("emoji").model_dump(mode="json")
+    value = Recipe.read(RECIPES / "emoji.yaml").model_dump(mode="json")
     value["model"]["start"] = str(START / "models" / "full-s0")
     run = prepared(RUN, Recipe.from_dict(value, "emoji benchmark"))
     entry = steps.pipeline(run, engine)

@@ -5,7 +5,7 @@
 
 Writes benchmarks/results/operators.{json,md}. Settings were chosen on queries of sampling seed 0 (SETTINGS below says
 how); the queries reported have seed 1. Timesteps are placed without a pilot (`stratified`), because a pilot measured on
-one operator would favour it. LOGO's cost is that of the shortest honest budget (benchmarks/logo_budget.py, SPEC 8).
+one operator would favour it. LOGO's cost is that of the shortest honest budget (benchmarks/logo_budget.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from guda.errors import GudaError
 
@@ -39,8 +47,9 @@ class DataConfig(Config):
         None, description="The part of a published data set, where it has parts (cifar10); default: train."
     )
     variants: int | None = Field(
-        None, gt=0, description="Images of each character of a family (fonts): styles, sizes, shifts; default: 4."
+        None, gt=0, description="Images of each thing, where a source draws them itself (fonts); default: the source's."
     )
+    options: dict[str, Any] = Field({}, description="Further options of the source: the parameters of its function.")
     limit_per_group: int | None = Field(
         None, gt=0, description="Keep at most this many images of each group; of a tree, of each leaf."
     )
@@ -50,6 +59,11 @@ class DataConfig(Config):
     partition: PartitionConfig | None = Field(
         None, description="A noisy partition: some images of every group under other groups' names. Default: none."
     )
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out empty options: the section is locked in run.json, and older runs do not have them."""
+        return {key: value for key, value in dump(self).items() if key != "options" or value}
 
 
 class PromptsConfig(Config):

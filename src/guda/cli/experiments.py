@@ -174,7 +174,7 @@ def pairs(
 @command
 def reproduce(
     name: Annotated[
-        str, typer.Argument(help="digits, fashion-mnist, emoji, cifar10, unlearncanvas, or a file ending in .yaml.")
+        str, typer.Argument(help="digits, fashion-mnist, cifar10, unlearncanvas, or a file ending in .yaml.")
     ],
     run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/reproduce-NAME[-SCALE].")] = None,
     scale: Annotated[str, typer.Option(help="full, or a smaller one that the experiment has, e.g. small.")] = "full",

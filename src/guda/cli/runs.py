@@ -88,7 +88,7 @@ def init(
 
 
 def _recipe(name: str | None, data: Changes, model: Changes) -> Recipe:
-    from guda.run.recipe import Recipe, builtin_recipe
+    from guda.run.recipe import Recipe, builtin_recipe, read_recipe
 
     if name is None:
         own = "own-style" if "content_by" in data else "own-data"  # images of the same things in several styles
@@ -97,8 +97,7 @@ def _recipe(name: str | None, data: Changes, model: Changes) -> Recipe:
             raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
         base["name"] = Path(data["source"]).name or data["source"]
     else:
-        found = Recipe.read(Path(name)) if name.endswith((".yaml", ".yml")) else builtin_recipe(name)
-        base = found.model_dump(mode="json")
+        base = read_recipe(name).model_dump(mode="json")
     base["data"] |= data
     base["model"] = model if "path" in model else base["model"] | model
     return Recipe.from_dict(base, name or "options")

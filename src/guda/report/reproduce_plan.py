@@ -20,7 +20,7 @@ from guda.methods.pairs import pairs_of
 from guda.methods.placebo import placebo_tasks, takes_placebos
 from guda.methods.unlearned import Unlearned
 from guda.report.reproduce import FULL, Reproduction, scaled_recipe
-from guda.run.recipe import Recipe, builtin_recipe
+from guda.run.recipe import Recipe, read_recipe
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task
 from guda.steps.ablate import EPOCHS, Ablation, read_ablation
@@ -72,8 +72,9 @@ def _logo(sketch: Sketch) -> ElboMethod:
 
 
 def _start(name: str) -> Budget:
-    tasks = base_tasks(Sketch(builtin_recipe(name), blank_data(("a", "b"), 1), None))
-    return Budget(f"train the pretrained start, {name}", _cost(tasks))
+    recipe = read_recipe(name)
+    tasks = base_tasks(Sketch(recipe, blank_data(("a", "b"), 1), None))
+    return Budget(f"train the pretrained start, {recipe.name}", _cost(tasks))
 
 
 def _fits_alone(recipe: Recipe, why: GudaError) -> tuple[Sketch, dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from guda.config import parse_config
 from guda.data.images import ImageData
-from guda.data.sources import known_sources, load_source
+from guda.data.sources import SOURCES, load_source
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.networks import build_denoiser
 from guda.errors import GudaError
@@ -81,7 +81,7 @@ def _absolute(recipe: Recipe) -> Recipe:
         given = (value[section] or {}).get(key) or ""
         clip = "clip:" if key == "encoder" else ""
         text = given.removeprefix(clip) if given.startswith(clip) else ""  # `statistics` is no folder
-        if text and text not in known_sources() and Path(text).expanduser().exists():
+        if text and text not in SOURCES and Path(text).expanduser().exists():
             value[section][key] = f"{clip}{Path(text).expanduser().resolve()}"
     for settings in value["methods"].values():
         for key in ("model", "encoder"):

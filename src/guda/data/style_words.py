@@ -1,7 +1,7 @@
 """Style words as statistics of pixels: what can be said of a small picture without any network.
 
 Every word of STATISTICS is a number per image, larger where the word fits better. The numbers have no common scale: a
-word belongs to an image when its number is far above that word's mean over the data set (`similarity.py`). They are
+word belongs to an image when its number is far above that word's mean over the data set (captioners.py). They are
 made for pictures on a white ground (icons, drawings) of 16 pixels or more; larger ones are averaged down to SIDE first,
 so that "line" and "edge" mean the same at any size.
 """

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from guda.data import debian, fonts
-from guda.data.faces import families, rank, split_name
-from guda.data.fonts import CHARACTERS, FINER, Pen, alike, apart, jitter, why_not
 from guda.data.sources import load_source
 from guda.errors import GudaError
+from guda_sources import debian, fonts
+from guda_sources.faces import families, rank, split_name
+from guda_sources.fonts import CHARACTERS, FINER, Pen, alike, apart, jitter, why_not
 
 matplotlib = pytest.importorskip("matplotlib")
 SHIPPED = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -161,7 +161,7 @@ def test_bad_folders_and_options(tmp_path, folder):
     shutil.copy(SANS, tmp_path / "empty" / "one.ttf")
     with pytest.raises(GudaError, match=r"1 family to tell apart.*broken.ttf"):
         load_source(f"fonts:{tmp_path / 'empty'}")
-    with pytest.raises(GudaError, match="variants must be"):
+    with pytest.raises(GudaError, match="variants: Input should be greater than 0"):
         load_source(f"fonts:{folder}", variants=0)
     with pytest.raises(GudaError, match="does not take group_by"):
         load_source("fonts", group_by="level:1")

@@ -7,9 +7,10 @@ import tarfile
 import numpy as np
 import pytest
 
-from guda.data import emoji
+from guda.data import npm
 from guda.data.sources import load_source
 from guda.errors import GudaError
+from guda_sources import emoji
 
 pytest.importorskip("resvg_py")
 
@@ -53,7 +54,7 @@ def icons(colour, **more):
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(emoji, "SETS", {"one": "1.0.0", "two": "1.0.0"})
     monkeypatch.setenv(emoji.VARIABLE, str(tmp_path))
-    monkeypatch.setenv(emoji.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(npm.CACHE, str(tmp_path / "cache"))
     package(tmp_path, "one", icons("#ff0000", own={"body": DOT}))
     package(tmp_path, "two", icons("#0000ff", other={"body": DOT}))
     return tmp_path

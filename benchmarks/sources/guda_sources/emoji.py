@@ -26,6 +26,7 @@ from guda.data import npm
 from guda.data.folder import check_options
 from guda.data.groups import Groups
 from guda.data.images import ImageData
+from guda.data.sources import source
 from guda.errors import GudaError
 
 SETS = {
@@ -183,17 +184,17 @@ def _flags(metadata: Mapping[str, Any]) -> set[str]:
     return {name for title, names in found if "flag" in str(title).lower() for name in names}
 
 
-def load_emoji(size: int | None = None) -> ImageData:
-    """Every shared object in every style at `size` pixels (default 32), RGB; rendered once, then kept in the cache."""
+@source("emoji")
+def load_emoji(size: int = 32) -> ImageData:
+    """Every shared object in every style at `size` pixels, RGB; rendered once, then kept in the cache."""
     import torch
 
-    size = 32 if size is None else size
     check_options(size, None)
     try:
         import resvg_py
     except ImportError:
         raise GudaError(
-            "package-missing", "the emoji are drawn by resvg-py, which is not installed; pip install 'guda[emoji]'"
+            "package-missing", "the emoji are drawn by resvg-py, which is not installed; pip install resvg-py"
         ) from None
     styles, flags, terms = {}, set[str](), {}
     for name, version in SETS.items():

@@ -20,18 +20,22 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
+from pydantic import Field
 
 from guda import files as store
-from guda.data import debian, npm
-from guda.data.faces import STYLES, families
+from guda.config import DataConfig
+from guda.data import npm
 from guda.data.folder import check_options
 from guda.data.groups import Groups
 from guda.data.images import ImageData
+from guda.data.sources import DataSize, source
 from guda.errors import GudaError
+from guda_sources import debian
+from guda_sources.faces import STYLES, families
 
 CHARACTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 
@@ -213,18 +217,18 @@ def _of_folder(folder: Path) -> tuple[dict[str, list[Path]], dict[str, str]]:
 
 
 # --- the data set ---------------------------------------------------------------------------------
-def load_fonts(path: str | None = None, size: int | None = None, variants: int | None = None) -> ImageData:
-    """Every character of every family, `variants` (default 4) images of each at `size` pixels (default 16), grey.
+def _size(config: DataConfig) -> DataSize:
+    families = sum(len(package["families"]) for package in pinned().values())
+    return DataSize(families, len(CHARACTERS) * (config.variants or VARIANTS), (1, 16, 16), len(CHARACTERS))
+
+
+@source("fonts", _size)
+def load_fonts(path: str | None = None, size: int = 16, variants: Annotated[int, Field(gt=0)] = VARIANTS) -> ImageData:
+    """Every character of every family, `variants` images of each at `size` pixels, grey.
 
     Variant 0 is the first style, plain; the others take the family's styles in turn, a little smaller and shifted.
     """
-    size, variants = 16 if size is None else size, VARIANTS if variants is None else variants
     check_options(size, None)
-    if isinstance(variants, bool) or not isinstance(variants, int) or variants < 1:
-        raise GudaError(
-            "variants-invalid",
-            f"variants must be a whole number of images of a character, at least 1, got {variants!r}",
-        )
     skipped: dict[str, str] = {}
     if path is None:
         table = pinned()
