@@ -14,7 +14,7 @@ import tiny_pipelines
 from guda.data.pixels import to_float, to_uint8
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.frozen import Frozen
+from guda.diffusion.families.base import Frozen
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.sampling import generate, sampler
 from guda.errors import GudaError

@@ -12,8 +12,7 @@ from typing import Any
 from guda.baselines.features import feature_settings
 from guda.baselines.presets import LINEAR, GradientConfig
 from guda.config import DataConfig, parse_config
-from guda.diffusion.loading import make_scheduler
-from guda.diffusion.networks import build_network
+from guda.diffusion.loading import build_network, make_scheduler
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, choices
 from guda.methods.base import known_methods
