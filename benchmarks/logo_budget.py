@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from guda.data.sources import load_source
-from guda.diffusion.networks import build_denoiser
+from guda.diffusion.loading import build_denoiser
 from guda.diffusion.noise import generator
 from guda.diffusion.training import train
 from guda.evaluation.results import machine

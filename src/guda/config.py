@@ -120,8 +120,10 @@ class ModelConfig(Config):
     start: str | None = Field(
         None, description="A pretrained model (folder or Hub id) that the full and LOGO models are fine-tuned from."
     )
-    net: Literal["mlp", "unet2d", "unet2d-condition"] = Field(
-        "unet2d", description="Network to train when there is neither `path` nor `start`."
+    net: str = Field(
+        "unet2d",
+        description="Family of the network to train when there is neither `path` nor `start`: unet2d, mlp, "
+        "unet2d-condition, or one of an installed package.",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Constructor arguments of that network.")
     text: Literal["minilm"] | None = Field(None, description="Text encoder of a unet2d-condition network.")

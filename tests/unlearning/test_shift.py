@@ -7,8 +7,8 @@ import torch
 import guda.unlearning.operators  # noqa: F401
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler
-from guda.diffusion.networks import ResidualMLP
 from guda.unlearning.operators.shift import Shift, ShiftConfig
 from guda.unlearning.unlearn import OPERATORS, Half
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from guda.data.sources import known_size
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.loading import make_scheduler
-from guda.diffusion.networks import build_network
+from guda.diffusion.loading import build_network, make_scheduler
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, choices
 from guda.methods.base import get_method

@@ -11,7 +11,7 @@ from guda.config import parse_config
 from guda.data.images import ImageData
 from guda.data.sources import SOURCES, load_source
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.networks import build_denoiser
+from guda.diffusion.loading import build_denoiser
 from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
 from guda.methods.terms import load_queries

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from guda.diffusion.cond import Cond
-from guda.diffusion.frozen_latent import LatentFrozen
-from guda.diffusion.text_encoder import last
+from guda.diffusion.families.base import FAMILIES
+from guda.diffusion.families.latent import LatentFrozen, last
+from guda.diffusion.families.pipeline import CLIP, PipelineFamily
 
 
 class StableDiffusion(LatentFrozen):
@@ -19,3 +20,11 @@ class StableDiffusion(LatentFrozen):
 
     def call(self, module: nn.Module, x_t: torch.Tensor, t: torch.Tensor, cond: Cond) -> torch.Tensor:
         return module(x_t, t, **cond.tensors).sample
+
+
+FAMILIES.register("sd")(
+    PipelineFamily(
+        "StableDiffusionPipeline", StableDiffusion, folder="unet", network="UNet2DConditionModel",
+        texts={"text_encoder": CLIP},
+    )
+)  # fmt: skip

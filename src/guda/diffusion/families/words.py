@@ -1,4 +1,4 @@
-"""Words beside a pixel-space network: token embeddings of a small text encoder, no VAE.
+"""A small text-to-image network of our own: token embeddings of a small text encoder beside pixels, no VAE.
 
 For text-to-image models small enough for a laptop (the emoji benchmark): x_0 is the image itself in [-1, 1], its
 patches of p x p pixels laid out as channels (a permutation: norms, noise and nats stay those of the pixels, and the
@@ -7,16 +7,17 @@ network is p^2 times cheaper). A UNet2DConditionModel attends to the text encode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from guda.config import ModelConfig
 from guda.data.pixels import to_float, to_uint8
 from guda.diffusion.cond import Cond
-from guda.diffusion.frozen import Frozen
+from guda.diffusion.families.base import FAMILIES, Family, Frozen, pixel_options
 from guda.errors import GudaError
 from guda.files import digest
 
@@ -61,8 +62,26 @@ class Words(Frozen):
         return module(x_t, t, **cond.tensors).sample
 
     def source(self) -> dict[str, Any]:
-        told = {"encoder": self.encoder, "length": self.length, "patch": self.patch}
-        return {"kind": "words", **told, "image_shape": list(self.image_shape)}
+        settings = {"encoder": self.encoder, "length": self.length, "patch": self.patch}
+        return {"kind": "words", **settings, "image_shape": list(self.image_shape)}
 
     def digest(self) -> str:
         return digest(self.source(), 64)
+
+
+class WordsFamily(Family):
+    networks = ("diffusers:UNet2DConditionModel",)
+
+    def build(self, config: ModelConfig, shape: tuple[int, int, int]) -> tuple[nn.Module, Words]:
+        from diffusers import UNet2DConditionModel
+
+        words = Words(config.text or "minilm", config.text_length, shape, config.patch)
+        options = {"cross_attention_dim": text_width(words.encoder)} | pixel_options(config, words.shape)
+        return UNet2DConditionModel(**options), words
+
+    def frozen(self, source: Mapping[str, Any]) -> Words:
+        return Words(source["encoder"], source["length"], source["image_shape"], source["patch"])
+
+
+# by its network in recipes, and by its frozen part in the frozen.json of trained models
+FAMILIES.register("words")(FAMILIES.register("unet2d-condition")(WordsFamily()))

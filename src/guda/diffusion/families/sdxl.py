@@ -1,7 +1,7 @@
-"""Stable Diffusion XL: two CLIP text encoders side by side, the second one's pooled vector, and the picture's size.
+"""Stable Diffusion XL: two CLIP text encoders side by side, the second one's pooled vector, and the image's size.
 
-The size conditions are those of a picture that was neither scaled nor cropped: original size and target size are the
-picture's own, the crop starts at (0, 0).
+The size conditions are those of an image that was neither scaled nor cropped: original size and target size are the
+image's own, the crop starts at (0, 0).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from guda.diffusion.cond import Cond
-from guda.diffusion.frozen_latent import LatentFrozen
-from guda.diffusion.text_encoder import penultimate
+from guda.diffusion.families.base import FAMILIES
+from guda.diffusion.families.latent import LatentFrozen, penultimate
+from guda.diffusion.families.pipeline import CLIP, PipelineFamily
 
 
 class StableDiffusionXL(LatentFrozen):
@@ -39,3 +40,11 @@ class StableDiffusionXL(LatentFrozen):
         if not self.options.get("force_zeros_for_empty_prompt", True):
             return empty
         return Cond({name: torch.zeros_like(value) for name, value in empty.tensors.items()})
+
+
+FAMILIES.register("sdxl")(
+    PipelineFamily(
+        "StableDiffusionXLPipeline", StableDiffusionXL, folder="unet", network="UNet2DConditionModel",
+        texts={"text_encoder": CLIP, "text_encoder_2": CLIP},
+    )
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3: a flow-matching transformer told two CLIP encoders and T5, or zeros in T5's place.
+"""Stable Diffusion 3: a flow-matching transformer that attends to two CLIP encoders and T5, or to zeros in T5's place.
 
 CLIP's hidden states are widened with zeros to T5's width and stand before T5's; the pooled vectors are joined.
 """
@@ -13,20 +13,23 @@ from torch import nn
 from torch.nn.functional import pad
 
 from guda.diffusion.cond import Cond
-from guda.diffusion.frozen_latent import LatentFrozen
-from guda.diffusion.text_encoder import last, penultimate
+from guda.diffusion.families.base import FAMILIES
+from guda.diffusion.families.latent import LatentFrozen, last, penultimate
+from guda.diffusion.families.pipeline import CLIP, PipelineFamily, Text
 
 T5_LENGTH = 256  # tokens, as the pipeline takes by default
+
+T5 = Text(("T5EncoderModel",), T5_LENGTH, optional=True)
 
 
 class StableDiffusion3(LatentFrozen):
     def embed(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
         one, pooled_one = self.texts["text_encoder"](prompts, penultimate)
         two, pooled_two = self.texts["text_encoder_2"](prompts, penultimate)
-        found = {"clip": torch.cat([one, two], dim=-1), "pooled_projections": torch.cat([pooled_one, pooled_two], -1)}
+        tensors = {"clip": torch.cat([one, two], dim=-1), "pooled_projections": torch.cat([pooled_one, pooled_two], -1)}
         if "text_encoder_3" in self.texts:
-            (found["t5"],) = self.texts["text_encoder_3"](prompts, last)
-        return found
+            (tensors["t5"],) = self.texts["text_encoder_3"](prompts, last)
+        return tensors
 
     def call(self, module: nn.Module, x_t: torch.Tensor, t: torch.Tensor, cond: Cond) -> torch.Tensor:
         net: Any = module
@@ -36,3 +39,11 @@ class StableDiffusion3(LatentFrozen):
         hidden = pad(clip, (0, 0, 0, T5_LENGTH)) if t5 is None else torch.cat([clip, t5], dim=1)
         pooled = cond.tensors["pooled_projections"]
         return net(hidden_states=x_t, timestep=t, encoder_hidden_states=hidden, pooled_projections=pooled).sample
+
+
+FAMILIES.register("sd3")(
+    PipelineFamily(
+        "StableDiffusion3Pipeline", StableDiffusion3, folder="transformer", network="SD3Transformer2DModel",
+        texts={"text_encoder": CLIP, "text_encoder_2": CLIP, "text_encoder_3": T5},
+    )
+)  # fmt: skip
