@@ -15,7 +15,6 @@ from guda.config import LikelihoodConfig, QueriesConfig
 
 def test_fields_become_options_and_what_is_given_comes_back() -> None:
     got: list[Changes] = []
-    queries = fields(QueriesConfig, "n as -n", "seed")
 
     @command
     def verb(
