@@ -111,11 +111,11 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
                 "lora-base-missing", "model.lora is added to a given pipeline; give model.path or model.start too"
             )
         model = build_denoiser(recipe.model, data.shape)
-        _check_told(recipe, model, data)
+        _check_prompts(recipe, model, data)
         _try(model, "model.options")
         return None
     model = Denoiser.from_pretrained(path, recipe.model.scheduler, recipe.model.lora)
-    _check_told(recipe, model, data)
+    _check_prompts(recipe, model, data)
     if model.image_shape != data.shape:
         (c, h, w), (dc, dh, dw) = model.image_shape, data.shape
         fix = f"give --size {h}" if (dh, dw) != (h, w) else f"the model wants {c} channel(s), the images have {dc}"
@@ -127,7 +127,7 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
     return model
 
 
-def _check_told(recipe: Recipe, model: Denoiser, data: ImageData) -> None:
+def _check_prompts(recipe: Recipe, model: Denoiser, data: ImageData) -> None:
     """Prompts are for text-to-image models, are made of what the images show, and training needs them."""
     if recipe.prompts is not None and model.frozen is None:
         raise GudaError(
@@ -155,8 +155,8 @@ def _try(model: Denoiser, where: str) -> None:
         return
     try:
         with torch.inference_mode():
-            told = None if model.frozen is None else model.condition([""])
-            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long), told)
+            cond = None if model.frozen is None else model.condition([""])
+            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long), cond)
     except RuntimeError as e:
         size = "x".join(str(n) for n in model.shape[1:])
         reason = str(e).splitlines()[0]
