@@ -160,11 +160,11 @@ def init(
 
 
 def _recipe(name: str | None, **given: Any) -> Recipe:
-    from guda.run.recipe import Recipe, builtin_recipe
+    from guda.run.recipe import Recipe, builtin_recipe, preset
 
     if name is None:
-        own = "own-data" if given["content_by"] is None else "own-style"  # images of the same things in several styles
-        base: dict[str, Any] = builtin_recipe(own).model_dump(mode="json")
+        # images of the same things in several styles are what text-to-image models are asked about
+        base: dict[str, Any] = preset(text_to_image=given["content_by"] is not None).model_dump(mode="json")
         if given["data"] is None:
             raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
         base["name"] = Path(given["data"]).name or given["data"]
