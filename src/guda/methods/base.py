@@ -134,4 +134,4 @@ def get_method(run: Run, name: str) -> Method:
             "method-unknown", f"unknown method {name!r}; known: {', '.join(sorted(known))}{suggestion(name, known)}"
         )
     cls = known[name]
-    return cls(run, name, parse_config(cls.Config, run.recipe.methods.get(name, {}), f"methods.{name}"))
+    return cls(run, name, parse_config(cls.Config, run.recipe.settings(name), f"methods.{name}"))
