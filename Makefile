@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-operators bench-scale bench-scoring bench-web lint format types check clean
+.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-house bench-operators bench-scale bench-scoring bench-web lint format types check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,9 @@ bench-baselines: install ## Measure every baseline against LOGO, and the featuri
 
 bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (an hour from nothing; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/emoji.py
+
+bench-house: install ## Measure the code's size, what a reader walks through, and the memory of guda.attribute (ten minutes)
+	$(BIN)/python benchmarks/house.py --label after
 
 bench-operators: install ## Measure every unlearning operator against LOGO (hours from nothing; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/logo_budget.py

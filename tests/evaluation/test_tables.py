@@ -6,8 +6,9 @@ import io
 
 import pytest
 
+from guda.evaluation.ceiling import Reliability
 from guda.evaluation.metrics import SIX
-from guda.evaluation.results import DatasetEntry, Figure, MethodEntry, ReliabilityEntry
+from guda.evaluation.results import DatasetEntry, Figure, MethodEntry
 from guda.evaluation.tables import comparison, terminal, title
 from guda.table import human_count, human_time
 
@@ -23,7 +24,7 @@ def entry(**changes: object) -> DatasetEntry:
         "n_groups": 10,
         "estimand": "ELBO over 1 <= t <= 992",
         "ceiling": {m: figure(0.7) for m in SIX},
-        "reliability": ReliabilityEntry(one_seed=0.5, mean_of_seeds=0.75),
+        "reliability": Reliability(one_seed=0.5, mean_of_seeds=0.75),
         "note": "Intervals are over queries.",
         "methods": {
             "logo": MethodEntry(metrics={m: figure(0.7) for m in SIX}, fit_evals=1.5e6, fit_seconds=748_020),

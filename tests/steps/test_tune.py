@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.steps.search_space import parse_space
 from guda.steps.tune import TuneTrial, choose_groups, ranked, read_trace, suggest, tune
+from waiting import stopped, wait_for
 
 TUNING = "samples-s1-n12-t4"  # the recipe's queries have seed 0, so tuning takes 1
 SEARCH = "lr=1e-4..1e-1,steps=1|2|4"
@@ -115,11 +115,7 @@ def test_stopped_anywhere_it_goes_on_as_if_it_had_not_been(run: Run, tmp_path: P
     trace = other.root / whole.folder.relative_to(run.root) / "trace.jsonl"
     program = [sys.executable, str(Path(__file__).with_name("killable_tune.py")), str(other.root), "10", SEARCH]
     process = subprocess.Popen(program, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not trace.exists() or trace.read_text().count("\n") < 2:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_for(lambda: stopped(other.root).exists() or process.poll() is not None, "the third trial")
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL

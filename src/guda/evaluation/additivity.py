@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat
 
 from guda.config import Config
-from guda.evaluation.intervals import Interval, bootstrap_mean, percentile_interval, resampled_means
-from guda.evaluation.results import Figure, as_figure
+from guda.evaluation.intervals import Figure, bootstrap_mean, percentile_interval, resampled_means
 from guda.evaluation.tables import GIVEN, figure, seed_count
 from guda.scoring.estimate import difference
 from guda.table import Cell, Number, Table
@@ -38,11 +37,11 @@ class Additivity:
     """Of one method and one pair."""
 
     excess: Array  # nats [Q]
-    joint: Interval
-    total: Interval  # the sum of the singles
-    difference: Interval
-    ratio: Interval | None  # mean joint / mean sum; None where the sum may be 0
-    correlation: Interval | None  # of joint and sum over queries; None where one of them is constant
+    joint: Figure
+    total: Figure  # the sum of the singles
+    difference: Figure
+    ratio: Figure | None  # mean joint / mean sum; None where the sum may be 0
+    correlation: Figure | None  # of joint and sum over queries; None where one of them is constant
     off: int | None  # queries whose own excess is told from 0; None without an error model
 
 
@@ -63,7 +62,7 @@ def additivity(joint: Array, one: Array, two: Array, *, grid: bool = False, n: i
     )  # fmt: skip
 
 
-def pearson(x: Array, y: Array, n: int = 2000, seed: int = 0) -> Interval | None:
+def pearson(x: Array, y: Array, n: int = 2000, seed: int = 0) -> Figure | None:
     """Correlation over queries with its bootstrap interval; None where one of them is constant."""
     a, b = x - x.mean(), y - y.mean()
     if not a.any() or not b.any():
@@ -99,11 +98,6 @@ class PairRow(Config):
     repeat: FiniteFloat | None = Field(None, description="LOGO: correlation of the excess between two seeds")
     against_logo: Figure | None = Field(None, description="correlation over queries of this excess with LOGO's")
 
-    @property
-    def additive(self) -> bool:
-        """Not told from additive, on average over queries."""
-        return self.difference.lo <= 0 <= self.difference.hi
-
 
 class PairsFile(Config):
     """RUN/pairs.json."""
@@ -121,14 +115,11 @@ class PairsFile(Config):
 def pair_row(method: str, pair: tuple[str, str], own: Additivity, logo: Additivity | None,
              excesses: Sequence[Array] = (), n: int = 2000, seed: int = 0) -> PairRow:  # fmt: skip
     """`logo`: the oracle's excess, for a row of another method; `excesses`: the oracle's own, by seed."""
-    intervals = {
-        "joint": own.joint, "total": own.total, "difference": own.difference, "ratio": own.ratio,
-        "correlation": own.correlation, "against_logo": logo and pearson(own.excess, logo.excess, n, seed),
-    }  # fmt: skip
     return PairRow(
-        method=method, a=pair[0], b=pair[1], off=own.off, repeat=repeatability(excesses),
+        method=method, a=pair[0], b=pair[1], joint=own.joint, total=own.total, difference=own.difference,
+        ratio=own.ratio, correlation=own.correlation, off=own.off, repeat=repeatability(excesses),
         by_seed=[float(e.mean()) for e in excesses] or None,
-        **{name: None if i is None else as_figure(i) for name, i in intervals.items()},  # type: ignore[arg-type]
+        against_logo=None if logo is None else pearson(own.excess, logo.excess, n, seed),
     )  # fmt: skip
 
 
@@ -139,7 +130,7 @@ HEADER = ("pair, method", "joint", "sum of singles", "joint - sum", "joint / sum
 def pairs_table(file: PairsFile) -> Table:
     def row(r: PairRow) -> tuple[Cell, ...]:
         joint, total, difference = (figure(f, "+.3g") for f in (r.joint, r.total, r.difference))
-        if r.additive and isinstance(difference, Number):
+        if not r.difference.separated and isinstance(difference, Number):
             difference = f"{difference.text}, {ADDITIVE}"
         return (
             f"{r.a} + {r.b}, {r.method}", joint, total, difference, figure(r.ratio), figure(r.correlation),

@@ -16,9 +16,10 @@ from pydantic import Field
 
 from guda.config import Config
 from guda.errors import GudaError
-from guda.evaluation.intervals import Interval, bootstrap_mean, percentile_interval, query_counts
+from guda.evaluation.ceiling import Reliability
+from guda.evaluation.intervals import Figure, bootstrap_mean, percentile_interval, query_counts
 from guda.evaluation.metrics import LABELS, checked, ndcg3_linear, top1
-from guda.evaluation.results import DatasetEntry, Figure, ReliabilityEntry, as_figures, read_file
+from guda.evaluation.results import DatasetEntry, read_file
 from guda.evaluation.tables import comparison, figures
 from guda.table import Table
 
@@ -44,7 +45,7 @@ class LikelihoodFile(Config):
         default_factory=dict,
         description="every method against LOGO by delta ELBO and by delta log p; none without LOGO",
     )
-    reliability: dict[str, ReliabilityEntry] = Field(
+    reliability: dict[str, Reliability] = Field(
         default_factory=dict, description="method -> of delta log p over probe seeds, the models being the same"
     )
     note: str
@@ -81,7 +82,7 @@ def weighted_ranks(values: Array, w: Array) -> Array:
     return middle[:, place]
 
 
-def correlate(elbo: ArrayLike, likelihood: ArrayLike, n: int = 2000, seed: int = 0) -> dict[str, Interval]:
+def correlate(elbo: ArrayLike, likelihood: ArrayLike, n: int = 2000, seed: int = 0) -> dict[str, Figure]:
     """Delta ELBO against delta log p, both [Q, N] of the same queries and groups."""
     s, g = checked(elbo, likelihood)
     queries, groups = s.shape
@@ -107,10 +108,6 @@ def correlate(elbo: ArrayLike, likelihood: ArrayLike, n: int = 2000, seed: int =
     for name, metric in (("top1", top1), ("ndcg3_linear", ndcg3_linear)):
         found[name] = bootstrap_mean(metric(s, g), n, seed)
     return found
-
-
-def correlation_figures(elbo: ArrayLike, likelihood: ArrayLike, n: int, seed: int) -> dict[str, Figure]:
-    return as_figures(correlate(elbo, likelihood, n, seed))
 
 
 def correlation_table(file: LikelihoodFile) -> Table:

@@ -37,7 +37,7 @@ class PartitionRow(Config):
     @property
     def separated(self) -> tuple[str, ...]:
         """The six metrics whose change is told from 0."""
-        return tuple(m for m in SIX if m in self.change and not self.change[m].lo <= 0 <= self.change[m].hi)
+        return tuple(m for m in SIX if m in self.change and self.change[m].separated)
 
 
 class PartitionFile(Config):

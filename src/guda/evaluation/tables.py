@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX, random_baseline
@@ -27,18 +27,7 @@ NO_CEILING = "LOGO (no ceiling: one seed)"
 COST_COLUMNS = ("fit evals/group", "fit time", "score evals/query", "score time")
 
 
-class _Figure(Protocol):
-    """A `Figure` of a file or an `Interval` of a computation."""
-
-    @property
-    def mean(self) -> float: ...
-    @property
-    def lo(self) -> float: ...
-    @property
-    def hi(self) -> float: ...
-
-
-def figure(value: _Figure | None, form: str = ".2f") -> Cell:
+def figure(value: Figure | None, form: str = ".2f") -> Cell:
     """A mean with its 95 % interval; `form` is the format of each number."""
     if value is None:
         return None

@@ -17,7 +17,7 @@ import numpy as np
 from guda.config import parse_config
 from guda.errors import GudaError, choices, suggestion
 from guda.evaluation.ceiling import CEILING, Comparison, compare
-from guda.evaluation.results import Cost, DatasetEntry, as_figures, dataset_entry
+from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.files import digest
 from guda.methods.base import Method, get_method, known_methods
 from guda.methods.elbo import ElboMethod
@@ -178,9 +178,9 @@ class Trials:
         """The fields of a `Trial` (evaluation/sweep.py), without times."""
         found = comparison.methods[name]
         return self.cost(method) | {
-            "metrics": as_figures(found.intervals),
-            "ratio_to_ceiling": as_figures(found.ratio_to_ceiling) or None,
-            "difference": as_figures(found.difference) or None,
+            "metrics": found.intervals,
+            "ratio_to_ceiling": found.ratio_to_ceiling or None,
+            "difference": found.difference or None,
         }
 
     def cost(self, method: Method) -> dict[str, Any]:

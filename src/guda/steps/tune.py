@@ -26,7 +26,7 @@ from guda.config import QueriesConfig
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator, torch_seed
 from guda.errors import GudaError, NotFinite
-from guda.evaluation.intervals import Interval
+from guda.evaluation.intervals import Figure
 from guda.evaluation.sweep import Trial
 from guda.files import digest, write_json, write_text
 from guda.methods.base import Method, get_method
@@ -68,7 +68,7 @@ class Tuned:
     ran: int  # how many of them are new
     ranking: tuple[TuneTrial, ...]  # different settings, best first
     chosen: dict[str, Any]  # the best one's values of the searched settings
-    lead: Interval | None  # top1 of the best minus that of the second, paired; None: there is no second
+    lead: Figure | None  # top1 of the best minus that of the second, paired; None: there is no second
     recipe: Path  # chosen.yaml
     ceiling: float | None  # top1 of one LOGO retraining on these queries and groups
 
