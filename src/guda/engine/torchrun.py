@@ -1,6 +1,6 @@
 """Tasks under `accelerate launch` or torchrun: no workers, every process runs the tasks here, one after the other.
 
-Rank 0 chooses the next task and tells the others. A task that is `shared` (a training) is run by all of them together,
+Rank 0 chooses the next task and tells the others. A task that trains a model (`task.trains`) is run by all of them together,
 any other by rank 0 while the rest wait. Only rank 0 writes: products, heartbeats and times have one author.
 
 Failure ends everybody. A mistake that all meet is told once, by rank 0; one that a single process meets is told by
@@ -65,7 +65,7 @@ def _next(run: Run, left: list[Task]) -> tuple[Task, str | None]:
 
 def _run(crew: distributed.Team, root: str, task: Task) -> None:
     """All return, or all leave."""
-    if task.shared:
+    if task.trains:
         try:
             execute(root, task, alone=crew.is_main)
         except GudaError as e:

@@ -87,7 +87,7 @@ class PairLogo(Logo):
                 name=f"train logo-s{seed} without {group}", stage=f"fit/{self.method_id}",
                 fn="guda.methods.pairs:train_pair", args={"seed": seed, "pair": list(pair)},
                 makes=(self.file(seed, group),), needs=prompt_files(self.run), cost=float(train_evals(self.run)),
-                shared=True,
+                trains=True,
             )
             for seed in self.config.seeds
             for group, pair in self.pairs.items()

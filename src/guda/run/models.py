@@ -186,7 +186,7 @@ def full_tasks(run: Run, seed: int) -> list[Task]:
     return [
         Task(
             name=f"train {name}", stage="train", fn="guda.run.models:train_full", args={"seed": seed},
-            makes=(f"models/{name}/{CARD}",), needs=prompt_files(run), cost=float(train_evals(run)), shared=True,
+            makes=(f"models/{name}/{CARD}",), needs=prompt_files(run), cost=float(train_evals(run)), trains=True,
         )
     ]  # fmt: skip
 
@@ -231,7 +231,7 @@ def conditional_tasks(run: Run) -> list[Task]:
     return [
         Task(
             name=f"train {name}", stage="train/conditional", fn="guda.run.models:train_conditional",
-            args={"seed": seed}, makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)), shared=True,
+            args={"seed": seed}, makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)), trains=True,
         )
     ]  # fmt: skip
 
