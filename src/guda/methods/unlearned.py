@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import guda.unlearning.operators  # noqa: F401  registers the operators
 from guda.config import parse_config
 from guda.data.images import ImageData
 from guda.data.queries import Queries
