@@ -1,7 +1,7 @@
 """Tasks under `accelerate launch` or torchrun: no workers, every process runs the tasks here, one after the other.
 
-Rank 0 chooses the next task and tells the others. A task that trains a model (`task.trains`) is run by all of them together,
-any other by rank 0 while the rest wait. Only rank 0 writes: products, heartbeats and times have one author.
+Rank 0 chooses the next task and tells the others. A task that trains a model (`task.trains`) is run by all of them
+together, any other by rank 0 while the rest wait. Only rank 0 writes: products, heartbeats and times have one author.
 
 Failure ends everybody. A mistake that all meet is told once, by rank 0; one that a single process meets is told by
 that process, which leaves at once: the others lose the connection, or are ended by the launcher, instead of waiting.

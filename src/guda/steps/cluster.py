@@ -21,7 +21,7 @@ from guda.engine.simulate import Cluster, Schedule, Work, simulate
 from guda.errors import GudaError
 from guda.evaluation.timing import rate
 from guda.methods.base import get_method
-from guda.methods.elbo import ElboMethod
+from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import terms_folder
 from guda.run.models import architecture
 from guda.run.run import Run
@@ -109,7 +109,7 @@ class _Rates:
 def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries: int) -> Load:
     """The tasks of training, fitting and scoring from nothing, whatever the run has done already."""
     chosen = [get_method(run, name) for name in methods]
-    refused = [m.method_id for m in chosen if not isinstance(m, ElboMethod)]
+    refused = [m.method_id for m in chosen if not m.counterfactuals]
     if refused or not chosen:
         raise GudaError(
             "cluster-method-unsupported",
@@ -141,7 +141,7 @@ def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries:
     base = base_tasks(run)
     add("train the full model", shared(base), weights * len(base))
     for found in chosen:
-        assert isinstance(found, ElboMethod)
+        assert has_counterfactuals(found)
         name, fit = found.method_id, found.fit()
         groups = config.groups or len(found.groups)
         own = [t for t in fit if t.stage in found.fit_stages() and t.cost > 1]  # of one group each

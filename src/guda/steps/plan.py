@@ -11,7 +11,7 @@ import numpy as np
 from guda.engine.processes import default_workers
 from guda.files import read_json
 from guda.methods.base import get_method
-from guda.methods.elbo import ElboMethod
+from guda.methods.elbo import has_counterfactuals
 from guda.run.models import architecture, asked_groups
 from guda.run.plan import FILE as PILOT
 from guda.run.plan import needs_pilot
@@ -64,7 +64,7 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
         tasks = [t for t in method.fit() if t.makes not in made]
         made |= {t.makes for t in tasks}
         rows.append(Budget(f"fit {name}", *cost(tasks), disk=method.disk(pending(run, tasks), model)))
-        if isinstance(method, ElboMethod):
+        if has_counterfactuals(method):
             shared, each = method.networks()
             networks = shared + each * len(method.groups)
             per_query[name] = networks * timesteps.evals_per_round * scoring.rounds
