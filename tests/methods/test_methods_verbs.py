@@ -221,7 +221,7 @@ def test_which_set_is_meant(run: Run, tmp_path: Path) -> None:
     assert steps.choose_queries(run, "q") == "q"
     with pytest.raises(GudaError, match=f"no query set 'p' .* sets: q, {SET}"):
         steps.choose_queries(run, "p")
-    steps.change_queries(run, 5, 9)
+    steps.change_queries(run, n=5, seed=9)
     with pytest.raises(GudaError, match="several query sets; choose one"):
         steps.choose_queries(run)
     assert steps.sample(run, Inline()) == "samples-s9-n5-t4"
@@ -229,7 +229,7 @@ def test_which_set_is_meant(run: Run, tmp_path: Path) -> None:
 
 
 def test_more_samples_keep_those_drawn(run: Run) -> None:
-    steps.change_queries(run, 20, None)
+    steps.change_queries(run, n=20)
     engine = Inline()
     name = steps.sample(run, engine)
     assert engine.ran == []  # a block holds 64

@@ -9,9 +9,8 @@ import torch
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.diffusion.cond import Cond
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.frozen import Frozen
-from guda.diffusion.latents import encode_all
+from guda.diffusion.denoiser import Denoiser, encode_all
+from guda.diffusion.families.base import Frozen
 from guda.diffusion.loading import make_scheduler
 from guda.errors import GudaError
 from guda.unlearning.operators.anchors import AnchorsUnlearnConfig

@@ -23,7 +23,7 @@ COLLECTIVE = timedelta(minutes=10)  # but no gradient takes so long to arrive
 
 
 def world_size() -> int:
-    """How many; 1 for a command that nobody launched several times."""
+    """World size; 1 when not started by a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
@@ -53,7 +53,7 @@ class Team:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every process."""
         import torch.distributed as dist
 

@@ -105,7 +105,7 @@ class Accelerated(Launch):
         return found.cpu()
 
     def told(self, value: Any) -> Any:
-        return value if self._team is None else self._team.told(value)
+        return value if self._team is None else self._team.broadcast(value)
 
 
 def precision_on(device: torch.device, precision: str) -> str:

@@ -23,8 +23,7 @@ from guda.config import TrainingConfig
 from guda.data.groups import Groups
 from guda.diffusion.checkpoint import State, newest, restore, save
 from guda.diffusion.cond import Cond
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.latents import Latents, encode_all
+from guda.diffusion.denoiser import Denoiser, Latents, encode_all
 from guda.diffusion.launch import launch
 from guda.diffusion.lora import merged, wrap
 from guda.diffusion.noise import generator, torch_seed

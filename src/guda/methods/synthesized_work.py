@@ -15,8 +15,7 @@ from guda.baselines.fisher import Fisher, fisher_pass, inverse, mean_of, per_sam
 from guda.baselines.gradients import KEYS_AND_VALUES, Gradients
 from guda.baselines.synthesized import Ascent, Query, Samples, first_order, losses, unlearn_query
 from guda.config import parse_config
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.latents import Latents
+from guda.diffusion.denoiser import Denoiser, Latents
 from guda.diffusion.noise import generator
 from guda.errors import Mismatch
 from guda.files import read_tensors, write_tensors

@@ -16,12 +16,13 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS
 from guda.evaluation.results import Cost, DatasetEntry, MethodEntry
-from guda.evaluation.tables import CEILING_NAME, human_count
+from guda.evaluation.tables import CEILING_NAME
 from guda.evaluation.timing import Timing, crossing, one_retraining
 from guda.report.numbers import decimals
 from guda.report.style import DIVERGING, FAINT, INK, OKABE_ITO, dashes, drawing, look
 from guda.report.verdict import verdict
 from guda.scoring.scores import SIGN, Scores
+from guda.table import human_count
 
 APART = (0.015, 0.03)  # of the axes: points closer than this in both are drawn side by side
 

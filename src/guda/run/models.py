@@ -21,13 +21,14 @@ from guda.errors import GudaError, Mismatch
 from guda.files import atomic_folder, read_json, write_json
 from guda.run import progress
 from guda.run.run import Run
+from guda.run.sketch import Sketch
 from guda.run.task import Task
 
 if TYPE_CHECKING:
-    from guda.diffusion.latents import Latents
+    from guda.diffusion.denoiser import Latents
     from guda.diffusion.training import Trained
 from guda.data.prompts import Prompts
-from guda.diffusion.networks import build_denoiser
+from guda.diffusion.loading import build_denoiser
 
 LABEL_DROPOUT = 0.1  # share of images that the conditional model sees under the null label
 
@@ -42,6 +43,8 @@ def _data(folder: str, mtime: int) -> ImageData:
 
 
 def load_data(run: Run) -> ImageData:
+    if isinstance(run, Sketch):
+        return run.data
     folder = run.path("data")
     index = folder / "index.json"
     data = _data(str(folder), index.stat().st_mtime_ns) if index.is_file() else ImageData.load(folder)
@@ -149,6 +152,8 @@ def _schedule(config: str, shape: tuple[int, int, int]) -> Schedule:
 
 def run_schedule(run: Run) -> Schedule:
     """The schedule, also before the model is trained."""
+    if isinstance(run, Sketch):
+        return run.model.schedule
     if (given := given_name(run.recipe.model)) is not None:
         return load_model(run, given).schedule
     return _schedule(run.recipe.model.model_dump_json(), load_data(run).shape)
@@ -161,9 +166,18 @@ def given_name(config: ModelConfig) -> str | None:
 
 def architecture(run: Run) -> Denoiser:
     """A network of the run's architecture; its weights mean nothing."""
+    if isinstance(run, Sketch):
+        return run.model
     if (given := given_name(run.recipe.model)) is not None:
         return load_model(run, given)
     return build_denoiser(run.recipe.model, load_data(run).shape).to(default_device())
+
+
+def count_weights(run: Run, pattern: str = "all") -> int:
+    """Numbers in the weights whose names a regular expression finds."""
+    from guda.baselines.gradients import chosen_weights
+
+    return sum(w.numel() for w in chosen_weights(architecture(run), pattern).values())
 
 
 def train_evals(run: Run) -> int:
@@ -187,6 +201,7 @@ def full_tasks(run: Run, seed: int) -> list[Task]:
         Task(
             name=f"train {name}", stage="train", fn="guda.run.models:train_full", args={"seed": seed},
             makes=(f"models/{name}/{CARD}",), needs=prompt_files(run), cost=float(train_evals(run)), trains=True,
+            store="fp32",
         )
     ]  # fmt: skip
 
@@ -232,6 +247,7 @@ def conditional_tasks(run: Run) -> list[Task]:
         Task(
             name=f"train {name}", stage="train/conditional", fn="guda.run.models:train_conditional",
             args={"seed": seed}, makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)), trains=True,
+            store="fp32",
         )
     ]  # fmt: skip
 

@@ -86,3 +86,8 @@ def builtin_recipe(name: str) -> Recipe:
         known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
         raise GudaError("recipe-unknown", f"no recipe {name!r}; shipped recipes: {known}")
     return Recipe.read(folder / f"{name}.yaml")
+
+
+def read_recipe(name: str) -> Recipe:
+    """A file ending in .yaml, or the name of a recipe shipped with the package."""
+    return Recipe.read(Path(name)) if name.endswith((".yaml", ".yml")) else builtin_recipe(name)

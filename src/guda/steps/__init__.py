@@ -1,4 +1,4 @@
-"""One function per verb of the command line, for Python and for `cli/` alike. Each resumes and redoes nothing."""
+"""One function per command, used by Python and `cli/` alike. Each resumes where it stopped and redoes nothing."""
 
 from guda.run.samples import query_count
 from guda.steps.ablate import ablate, read_ablation

@@ -1,4 +1,4 @@
-"""What costs time before anything can be scored: training, fitting, sampling."""
+"""What must be made before anything can be scored: training, fitting, sampling; and the engines that do it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ray_engine(options: RayOptions, watch: Callable[[str], Watcher] | None = Non
         raise GudaError(
             "ray-under-launch", "--engine ray starts its own processes; run guda by itself, not under accelerate launch"
         )
-    import_ray()  # says at once what to install
+    import_ray()  # fails early where Ray is not installed
     pool = RayWorkers(options)
 
     def engine(run: Run, tasks: list[Task], title: str) -> int:
@@ -76,7 +76,7 @@ def fit_tasks(run: Run, methods: Sequence[str]) -> list[Task]:
 
 
 def fit(run: Run, methods: Sequence[str], engine: Engine, placebos: int = 0) -> int:
-    """`placebos`: so many random groups unlearned too, to see what a score is where there is no group."""
+    """`placebos`: how many random groups to unlearn too, as a null reference for the scores."""
     tasks = fit_tasks(run, methods)
     if placebos:
         found = [get_method(run, name) for name in methods]

@@ -9,9 +9,9 @@ from typing import Any
 
 from guda.config import parse_config
 from guda.data.images import ImageData
-from guda.data.sources import known_sources, load_source
+from guda.data.sources import SOURCES, load_source
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.networks import build_denoiser
+from guda.diffusion.loading import build_denoiser
 from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
 from guda.methods.terms import load_queries
@@ -81,7 +81,7 @@ def _absolute(recipe: Recipe) -> Recipe:
         given = (value[section] or {}).get(key) or ""
         clip = "clip:" if key == "encoder" else ""
         text = given.removeprefix(clip) if given.startswith(clip) else ""  # `statistics` is no folder
-        if text and text not in known_sources() and Path(text).expanduser().exists():
+        if text and text not in SOURCES and Path(text).expanduser().exists():
             value[section][key] = f"{clip}{Path(text).expanduser().resolve()}"
     for settings in value["methods"].values():
         for key in ("model", "encoder"):
@@ -111,11 +111,11 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
                 "lora-base-missing", "model.lora is added to a given pipeline; give model.path or model.start too"
             )
         model = build_denoiser(recipe.model, data.shape)
-        _check_told(recipe, model, data)
+        _check_prompts(recipe, model, data)
         _try(model, "model.options")
         return None
     model = Denoiser.from_pretrained(path, recipe.model.scheduler, recipe.model.lora)
-    _check_told(recipe, model, data)
+    _check_prompts(recipe, model, data)
     if model.image_shape != data.shape:
         (c, h, w), (dc, dh, dw) = model.image_shape, data.shape
         fix = f"give --size {h}" if (dh, dw) != (h, w) else f"the model wants {c} channel(s), the images have {dc}"
@@ -127,7 +127,7 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
     return model
 
 
-def _check_told(recipe: Recipe, model: Denoiser, data: ImageData) -> None:
+def _check_prompts(recipe: Recipe, model: Denoiser, data: ImageData) -> None:
     """Prompts are for text-to-image models, are made of what the images show, and training needs them."""
     if recipe.prompts is not None and model.frozen is None:
         raise GudaError(
@@ -155,8 +155,8 @@ def _try(model: Denoiser, where: str) -> None:
         return
     try:
         with torch.inference_mode():
-            told = None if model.frozen is None else model.condition([""])
-            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long), told)
+            cond = None if model.frozen is None else model.condition([""])
+            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long), cond)
     except RuntimeError as e:
         size = "x".join(str(n) for n in model.shape[1:])
         reason = str(e).splitlines()[0]
@@ -258,19 +258,20 @@ def change_groups(run: Run, text: str | None) -> None:
     run.update(Recipe.from_dict(value, "the changed recipe"))
 
 
-def change_queries(run: Run, n: int | None, seed: int | None, objects: int | None = None) -> None:
-    told = run.recipe.prompts is not None
-    if told and n is not None:
+def change_queries(run: Run, **changes: Any) -> None:
+    """Settings of the `queries` section, kept in the run's recipe."""
+    given = {k: v for k, v in changes.items() if v is not None}
+    prompted = run.recipe.prompts is not None
+    if prompted and "n" in given:
         raise GudaError(
             "sample-count-unsupported",
             "a text-to-image run draws one picture per object and style: give --objects instead of -n",
         )
-    if not told and objects is not None:
+    if not prompted and "objects" in given:
         raise GudaError("sample-objects-unsupported", "--objects is for text-to-image runs; give -n")
-    changes = {k: v for k, v in (("n", n), ("seed", seed), ("objects", objects)) if v is not None}
-    if changes:
+    if given:
         value = run.recipe.model_dump(mode="json")
-        value["queries"] |= changes
+        value["queries"] |= given
         _update(run, value)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING, compare, query_noise_floor, reliability
-from guda.evaluation.likelihood import LikelihoodFile, correlation_figures, likelihood_markdown
-from guda.evaluation.results import Cost, DatasetEntry, dataset_entry, reliability_entry
+from guda.evaluation.likelihood import LikelihoodFile, correlate, likelihood_markdown
+from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.evaluation.separation import separation
 from guda.files import write_json, write_text
 from guda.methods.base import Method, get_method
@@ -122,11 +122,11 @@ def evaluate_likelihood(run: Run, name: str) -> LikelihoodFile:
         by_seed = {m.method_id: seed_values(m, some) for m in methods if m.method_id in names}  # type: ignore[arg-type]
     file = LikelihoodFile(
         queries=name, n_queries=some.n, settings=run.recipe.likelihood.model_dump(mode="json"), estimand=estimand(run),
-        correlations={m: correlation_figures(values[m], log_p[m].score, config.resamples, config.seed) for m in names},
+        correlations={m: correlate(values[m], log_p[m].score, config.resamples, config.seed) for m in names},
         oracles=_oracles(
             run, queries, some.n, methods, values, {m: s.score for m, s in log_p.items()}, elbo, by_seed.get(CEILING)
         ),
-        reliability={m: reliability_entry(reliability(v)) for m, v in by_seed.items()},
+        reliability={m: reliability(v) for m, v in by_seed.items()},
         note=_note(elbo, names),
     )  # fmt: skip
     write_json(likelihood_path(run, name, "evaluation.json"), file.model_dump(mode="json"))

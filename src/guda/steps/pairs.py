@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from guda.errors import GudaError
-from guda.evaluation.additivity import Additivity, PairsFile, additivity, pair_row, pairs_markdown
+from guda.evaluation.additivity import Additivity, PairsFile, additivity, pair_row, pairs_table
 from guda.files import write_json, write_text
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod, Reader, has_counterfactuals
@@ -108,7 +108,7 @@ def pairs(run: Run, name: str, asked: Sequence[Pair], methods: Sequence[str] | N
         estimand=run_plan(run).estimand, rows=tuple(rows),
     )  # fmt: skip
     write_json(run.path("pairs.json"), result.model_dump(mode="json"))
-    write_text(run.path("pairs.md"), pairs_markdown(result))
+    write_text(run.path("pairs.md"), pairs_table(result).markdown())
     return result
 
 

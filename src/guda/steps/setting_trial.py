@@ -16,7 +16,7 @@ import numpy as np
 
 from guda.errors import GudaError, choices
 from guda.evaluation.ceiling import CEILING, Comparison, compare
-from guda.evaluation.results import Cost, DatasetEntry, as_figures, dataset_entry
+from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.files import digest
 from guda.methods.base import METHODS, Method, get_method, make_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
@@ -168,9 +168,9 @@ class Trials:
         """The fields of a `Trial` (evaluation/sweep.py), without times."""
         found = comparison.methods[name]
         return self.cost(method) | {
-            "metrics": as_figures(found.intervals),
-            "ratio_to_ceiling": as_figures(found.ratio_to_ceiling) or None,
-            "difference": as_figures(found.difference) or None,
+            "metrics": found.intervals,
+            "ratio_to_ceiling": found.ratio_to_ceiling or None,
+            "difference": found.difference or None,
         }
 
     def cost(self, method: Method) -> dict[str, Any]:

@@ -1,20 +1,19 @@
+"""What methods of a run cost, from the times that their tasks recorded (evaluation/timing.py)."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from guda.methods.base import Method
-    from guda.run.run import Run
 from guda.evaluation.timing import Timing, rate
+from guda.methods.base import Method, get_method
+from guda.methods.elbo import has_counterfactuals
+from guda.methods.terms import load_queries, terms_folder
+from guda.run.models import asked_groups
+from guda.run.run import Run
 
 
 def measure(run: Run, method: Method, queries: str) -> Timing:
     """A fitted and scored method's cost, from what its tasks recorded."""
-    from guda.methods.elbo import has_counterfactuals
-    from guda.methods.terms import load_queries, terms_folder
-    from guda.run.models import asked_groups
-
     n, groups = load_queries(run, queries).n, len(asked_groups(run))
     fit = [task for stage in method.fit_stages() for task in run.timings(stage)]
     stages = method.score_stages(queries, terms_folder(run).removeprefix("terms/"))
@@ -44,6 +43,4 @@ def measure(run: Run, method: Method, queries: str) -> Timing:
 
 def timings(run: Run, queries: str, methods: Iterable[str]) -> list[Timing]:
     """By method id, in the given order."""
-    from guda.methods.base import get_method
-
     return [measure(run, get_method(run, name), queries) for name in methods]

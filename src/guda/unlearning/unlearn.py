@@ -25,8 +25,7 @@ from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.diffusion.cond import Cond
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.latents import Latents, encode_all
+from guda.diffusion.denoiser import Denoiser, Latents, encode_all
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.registry import Registry
