@@ -47,7 +47,6 @@ def unlearn(
     `operator`: retrack, shift, esd, ...; or posterior, which fits a density of the data and trains nothing.
     Text-to-image models: anchors-weighted, -uniform or -removed, with the `prompts` of the training images.
     `conditional`: for operators that ask one (esd), a model told each image's group, the null label last."""
-    import guda.unlearning.operators  # noqa: F401  registers them
     from guda.unlearning.rule import RuleConfig, rule_bank
     from guda.unlearning.unlearn import OPERATORS, check_groups
 

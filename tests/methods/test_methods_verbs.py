@@ -41,7 +41,7 @@ def test_the_methods_there_are(run: Run) -> None:
 def test_a_plug_in_goes_all_the_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GudaError, match="unknown method"):
         get_method(run, "constant")
-    monkeypatch.setitem(METHODS, "constant", None)  # so that it is gone after the test
+    monkeypatch.setitem(METHODS._items, "constant", Constant)  # so that it is gone after the test
     assert method("constant")(Constant) is Constant
     steps.change_settings(run, ["constant"], ["slope=2.5"])
     with pytest.raises(GudaError, match="constant is not fitted"):

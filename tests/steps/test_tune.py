@@ -16,6 +16,7 @@ from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.results import Figure
 from guda.methods.base import get_method
+from guda.methods.regroup import Subset
 from guda.methods.terms import load_queries
 from guda.run.recipe import Recipe
 from guda.run.run import Run
@@ -77,8 +78,7 @@ def test_a_few_groups_only(run: Run) -> None:
         "0002-2.safetensors",
     ]
     queries = load_queries(run, TUNING)
-    oracle = get_method(run, "logo")
-    oracle.only = method.only = ("0", "2")
+    oracle, method = (m.on(Subset(names=("0", "2"))) for m in (get_method(run, "logo"), method))
     one, two = (oracle.all_scores(queries)[f"logo-s{s}"].score for s in (1, 2))
     mine = method.scores(queries).score
     assert mine.shape == (12, 2)

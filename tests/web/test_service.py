@@ -16,7 +16,7 @@ from uploads import grey
 
 from guda import steps
 from guda.errors import GudaError
-from guda.methods.placebo import SUFFIX
+from guda.methods.regroup import PLACEBO
 from guda.report.page import PLACEBO_SAYS
 from guda.run.run import Run
 from guda.scoring.scores import Scores
@@ -256,10 +256,10 @@ def test_the_placebo_sentence_is_three_way_and_says_of_which_pictures(tmp_path: 
     first = int(np.argmax(shot.scores.score[0]))
     score, lo = float(shot.scores.score[0, first]), float(shot.scores.lo[0, first])  # type: ignore[index]
     own = Scores.read(steps.scores_path(service.run, SET, "retrack"))
-    path = steps.scores_path(service.run, SET, "retrack" + SUFFIX)
+    path = steps.scores_path(service.run, SET, "retrack" + PLACEBO)
     floors = {score + 1: 0, (score + lo) / 2: 1, lo - 1: 2}
     for floor, says in floors.items():
-        replace(own, method="retrack" + SUFFIX, score=np.full(own.score.shape, floor), lo=None, hi=None,
+        replace(own, method="retrack" + PLACEBO, score=np.full(own.score.shape, floor), lo=None, hi=None,
                 stderr=None, ranks=None, rank_lo=None, rank_hi=None, p_first=None).write(path)  # fmt: skip
         os.utime(path, ns=(1, 1000 + says))  # a new file, however fast the clock
         html, _ = answer.answer(service, shot)

@@ -141,7 +141,7 @@ class Similarity(Method):
 
 
 for _name in ENCODERS:
-    METHODS[f"similarity-{_name}"] = type(f"Similarity_{_name}", (Similarity,), {"id": f"similarity-{_name}"})
+    METHODS.register(f"similarity-{_name}")(type(f"Similarity_{_name}", (Similarity,), {}))
 
 
 def _similarity(run: Run, name: str, config: dict[str, Any]) -> Similarity:

@@ -21,7 +21,7 @@ from guda.config import Config, LikelihoodConfig, PartitionConfig, read_config
 from guda.errors import GudaError
 from guda.evaluation.results import DatasetEntry
 from guda.methods.base import get_method
-from guda.methods.pairs import pairs_of
+from guda.methods.regroup import pairs_of
 from guda.report.paper_outputs import write_figures, write_paper_tables
 from guda.run.recipe import Recipe, read_recipe, recipes_folder
 from guda.run.run import Run

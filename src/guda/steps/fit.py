@@ -10,7 +10,7 @@ from guda.engine.processes import Workers, run_tasks
 from guda.engine.ray import RayOptions, RayWorkers, import_ray, run_on_ray
 from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
-from guda.methods.placebo import placebo_tasks, takes_placebos
+from guda.methods.regroup import placebos_of, takes_placebos
 from guda.run.models import full_name, full_tasks, load_prompts, need_training, prompt_files
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
@@ -82,7 +82,7 @@ def fit(run: Run, methods: Sequence[str], engine: Engine, placebos: int = 0) -> 
         found = [get_method(run, name) for name in methods]
         # of several methods those that can; where none can, the first says why
         for method in [m for m in found if takes_placebos(m)] or found[:1]:
-            tasks += placebo_tasks(method, placebos)
+            tasks += placebos_of(method, placebos).fit()
     return engine(run, ready(run, tasks), f"fit {', '.join(methods)}")
 
 

@@ -16,12 +16,11 @@ from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.evaluation.separation import separation
 from guda.files import write_json, write_text
 from guda.methods.base import Method, get_method
-from guda.methods.elbo import ElboMethod
+from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.likelihood import (
     asked_queries,
     check_likelihood,
     estimand,
-    has_log_p,
     likelihood_evals,
     likelihood_folder,
     likelihood_scores,
@@ -29,7 +28,6 @@ from guda.methods.likelihood import (
     seed_values,
     solved,
 )
-from guda.methods.logo import Logo
 from guda.methods.terms import load_queries, terms_folder
 from guda.run.recipe import Recipe
 from guda.run.run import Run
@@ -76,7 +74,7 @@ def _chosen(run: Run, queries: Queries, methods: Sequence[str] | None) -> list[E
     name = queries.name
     if methods is None:
         scored = [get_method(run, m) for m in scored_methods(run, name)]
-        methods = [m.method_id for m in scored if has_log_p(m) and up_to_date(run, queries, m)]
+        methods = [m.method_id for m in scored if m.has_log_p and up_to_date(run, queries, m)]
         if not methods:
             raise GudaError(
                 "scores-missing", f"no model is scored on {name!r} yet; run: guda score {run.root} --queries {name}"
@@ -106,8 +104,11 @@ def evaluate_likelihood(run: Run, name: str) -> LikelihoodFile:
     elbo: dict[str, Scores] = {}
     log_p: dict[str, Scores] = {}
     for found in methods:
-        elbo |= found.all_scores(queries) if isinstance(found, Logo) else {found.method_id: found.scores(queries)}
-        if isinstance(found, ElboMethod) and solved(found, some):
+        if not has_counterfactuals(found):
+            elbo[found.method_id] = found.scores(queries)
+            continue
+        elbo |= found.all_scores(queries)
+        if solved(found, some):
             log_p |= likelihood_scores(found, some)
     for path in likelihood_path(run, name, "").glob("*.parquet"):
         if path.stem not in log_p:

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 
 from guda.evaluation.timing import Timing, rate
 from guda.methods.base import Method, get_method
-from guda.methods.elbo import ElboMethod
-from guda.methods.logo import Logo
+from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_queries, terms_folder
-from guda.methods.unlearned import Unlearned
 from guda.run.models import asked_groups
 from guda.run.run import Run
 
@@ -21,17 +19,17 @@ def measure(run: Run, method: Method, queries: str) -> Timing:
     stages = method.score_stages(queries, terms_folder(run).removeprefix("terms/"))
     scored = [task for stage in dict.fromkeys(stages) for task in run.timings(stage)]
     seeds, evals = 1, method.score_evals()
-    if isinstance(method, Logo):
-        seeds = len(method.config.seeds)
-        shared, each = method.networks()
-        evals *= (1 + groups) / (shared + each * groups)
     fitted: float = groups
-    if isinstance(method, Unlearned):  # of a tree, those above too
-        fitted = sum(method.passes(g) for g in method.nodes())
+    if has_counterfactuals(method):
+        fitted = sum(method.passes(g) for g in method.nodes())  # of a tree, those above too
+        if method.seed_sets():
+            seeds = len(method.seed_sets())
+            shared, each = method.networks()
+            evals *= (1 + groups) / (shared + each * groups)
     query: float | None = None
     stderr: float | None = None
     counted = [(s, e) for s, e in scored if e is not None]
-    if isinstance(method, ElboMethod) and counted and len(counted) == len(scored):
+    if method.counterfactuals and counted and len(counted) == len(scored):
         slope, error = rate(counted)
         query, stderr = slope * evals, None if error is None else error * evals
     elif scored:
