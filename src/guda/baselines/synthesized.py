@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from guda.baselines.gradients import Gradients, blocks, chosen_weights
+from guda.baselines.gradients import Gradients, chosen_weights
+from guda.blocks import blocks
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import KeyedNoise
@@ -66,13 +67,14 @@ def losses(denoiser: Denoiser, samples: Samples, t: torch.Tensor, block: int) ->
     """float64 [n]: each sample's mean squared error over the timesteps t [L] and pixels. Blocks of one size, padded."""
     schedule, device, levels = denoiser.schedule, denoiser.device, len(t)
     found = []
-    for wanted, index in blocks(len(samples) * levels, block):
+    for rows in blocks(len(samples) * levels, block):
+        index = torch.tensor(rows.index)
         owner, at = index // levels, t[index % levels]
         x0, eps = samples.x0[owner], samples.eps[owner]
         told = None if samples.cond is None else samples.cond[owner].to(device)
         out = denoiser.raw(schedule.add_noise(x0, eps, at).to(device), at.to(device), told)
         error = out - schedule.target(x0, eps, at).to(device)
-        found.append(error.double().square().flatten(1).mean(1)[:wanted].cpu().numpy())
+        found.append(error.double().square().flatten(1).mean(1)[: rows.n].cpu().numpy())
     return np.concatenate(found).reshape(-1, levels).mean(axis=1)
 
 
@@ -203,15 +205,15 @@ def first_order(
     a shape of its own, so none depends on which queries are asked together."""
     schedule, device = gradients.denoiser.schedule, gradients.denoiser.device
     parts = []
-    for wanted, index in blocks(len(samples), block):
+    for rows in blocks(len(samples), block):
         shape = (block, len(t), *samples.x0.shape[1:])
-        x0, eps = (v[index][:, None].expand(shape).flatten(0, 1) for v in (samples.x0, samples.eps))
+        x0, eps = (rows.take(v)[:, None].expand(shape).flatten(0, 1) for v in (samples.x0, samples.eps))
         at = t.repeat(block)
         x_t, target = (f(x0, eps, at).reshape(shape).to(device) for f in (schedule.add_noise, schedule.target))
-        told = None if samples.cond is None else samples.cond[index].to(device)
+        told = None if samples.cond is None else rows.take(samples.cond).to(device)
         found = gradients(x_t, t.to(device), target, told)
-        rows = [torch.stack([(d[name] @ g.T).double() for name, g in found.items()]).sum(0) for d in towards]
-        parts.append(torch.stack(rows)[..., :wanted].cpu().numpy())
+        products = [torch.stack([(d[name] @ g.T).double() for name, g in found.items()]).sum(0) for d in towards]
+        parts.append(torch.stack(products)[..., : rows.n].cpu().numpy())
     return np.concatenate(parts, axis=2)
 
 

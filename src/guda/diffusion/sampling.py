@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from guda.blocks import blocks
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import generator, torch_seed
@@ -53,17 +54,15 @@ def sample(
     scheduler = DDPMScheduler.from_config(denoiser.scheduler.config)
     scheduler.set_timesteps(min(steps or denoiser.schedule.T, denoiser.schedule.T))
     out = []
-    blocks = [list(indices[i : i + block]) for i in range(0, len(indices), block)]
-    n_steps = len(scheduler.timesteps)
-    for number, chunk in enumerate(blocks):
-        padded = chunk + [chunk[-1]] * (block - len(chunk))
-        generators = [torch.Generator().manual_seed(torch_seed(seed, "sample", i)) for i in padded]
+    n_steps, n_blocks = len(scheduler.timesteps), -(-len(indices) // block)
+    for number, rows in enumerate(blocks(len(indices), block)):
+        generators = [torch.Generator().manual_seed(torch_seed(seed, "sample", indices[i])) for i in rows.index]
         x = randn_tensor((block, *denoiser.shape), generators).to(denoiser.device)
         for k, t in enumerate(scheduler.timesteps):
             output = denoiser.raw(x, t.expand(block).to(denoiser.device))
             x = scheduler.step(output, int(t), x, generator=generators).prev_sample
-            tick(number * n_steps + k + 1, len(blocks) * n_steps)
-        out.append(denoiser.decode(x)[: len(chunk)])
+            tick(number * n_steps + k + 1, n_blocks * n_steps)
+        out.append(denoiser.decode(x)[: rows.n])
     return np.concatenate(out)
 
 
@@ -110,16 +109,14 @@ def ddim(
         raise GudaError("prompts-count-mismatch", f"{len(prompts)} prompts for {n} pictures; give one each")
     guided = guidance > 1 and denoiser.frozen is not None
     out = []
-    starts = range(0, n, block)
-    for number, start in enumerate(starts):
-        rows = list(range(start, min(start + block, n)))
-        padded = rows + [rows[-1]] * (block - len(rows))
+    n_blocks = -(-n // block)
+    for number, rows in enumerate(blocks(n, block)):
         solver = _solver(denoiser, steps)
-        cond = denoiser.condition(None if prompts is None else [prompts[i] for i in padded])
+        cond = denoiser.condition(None if prompts is None else [prompts[i] for i in rows.index])
         if guided and denoiser.frozen is not None and cond is not None:
             cond = Cond.cat([denoiser.frozen.unconditional(block), cond])
         cond = None if cond is None else cond.to(denoiser.device)
-        x = noise[padded].to(denoiser.device)
+        x = rows.take(noise).to(denoiser.device)
         for k, time in enumerate(solver.timesteps):
             x_in = torch.cat([x, x]) if guided else x
             output = _output(denoiser, x_in, time.expand(len(x_in)).to(denoiser.device), cond)
@@ -127,8 +124,8 @@ def ddim(
                 empty, told = output.chunk(2)
                 output = empty + guidance * (told - empty)
             x = solver.step(output, time, x).prev_sample  # DDIM's eta is 0 by default
-            tick(number * len(solver.timesteps) + k + 1, len(starts) * len(solver.timesteps))
-        out.append(denoiser.decode(x)[: len(rows)])
+            tick(number * len(solver.timesteps) + k + 1, n_blocks * len(solver.timesteps))
+        out.append(denoiser.decode(x)[: rows.n])
     return np.concatenate(out)
 
 
@@ -181,11 +178,11 @@ def generate(
         raise GudaError("prompts-empty", "no prompts to draw pictures for")
     guided = guidance > 1
     out = []
-    blocks = [list(prompts[i : i + block]) for i in range(0, len(prompts), block)]
-    for number, chunk in enumerate(blocks):
+    n_blocks = -(-len(prompts) // block)
+    for number, rows in enumerate(blocks(len(prompts), block)):
         solver = sampler(denoiser, steps)  # a multistep solver remembers the block it is at
         total = len(solver.timesteps)
-        cond = denoiser.frozen.condition(chunk + [chunk[-1]] * (block - len(chunk)))
+        cond = denoiser.frozen.condition([prompts[i] for i in rows.index])
         if guided:
             cond = Cond.cat([denoiser.frozen.unconditional(block), cond])
         cond = cond.to(denoiser.device)
@@ -199,6 +196,6 @@ def generate(
                 empty, prompted = output.chunk(2)
                 output = empty + guidance * (prompted - empty)
             x = solver.step(output, time, x, generator=generators).prev_sample
-            tick(number * total + k + 1, len(blocks) * total)
-        out.append(denoiser.decode(x)[: len(chunk)])
+            tick(number * total + k + 1, n_blocks * total)
+        out.append(denoiser.decode(x)[: rows.n])
     return np.concatenate(out)

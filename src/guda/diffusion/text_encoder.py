@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from guda.blocks import blocks
+
 BLOCK = 4  # rows per call: what one prompt alone costs
 
 Read = Callable[[Any], tuple[torch.Tensor, ...]]
@@ -36,16 +38,14 @@ class TextEncoder:
         """What `read` takes from the encoder's output, [n, ...] float32 on the CPU."""
         parts: list[tuple[torch.Tensor, ...]] = []
         device = next(self.model.parameters()).device
-        for start in range(0, len(prompts), BLOCK):
-            block = list(prompts[start : start + BLOCK])
-            n = len(block)
+        for block in blocks(len(prompts), BLOCK):
             tokens = self.tokenizer(
-                block + [""] * (BLOCK - n), padding="max_length", max_length=self.length, truncation=True,
+                block.take(list(prompts)), padding="max_length", max_length=self.length, truncation=True,
                 return_tensors="pt",
             )  # fmt: skip
             # Stable Diffusion attends to the padding too, unless the encoder was made otherwise
             masked = getattr(self.model.config, "use_attention_mask", False)
             mask = {"attention_mask": tokens.attention_mask.to(device)} if masked else {}
             output = self.model(tokens.input_ids.to(device), output_hidden_states=read is penultimate, **mask)
-            parts.append(tuple(value[:n].float().cpu() for value in read(output)))
+            parts.append(tuple(value[: block.n].float().cpu() for value in read(output)))
         return tuple(torch.cat(values) for values in zip(*parts, strict=True))

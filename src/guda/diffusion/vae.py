@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from guda.blocks import blocks
 from guda.data.pixels import to_float, to_uint8
 from guda.errors import GudaError
 
 BLOCK = 4
 
 CHUNK = 64 * BLOCK  # pictures that are floats at the same time
-
-
-def _padded(x: torch.Tensor, start: int) -> torch.Tensor:
-    return x[torch.arange(start, start + BLOCK).clamp_(max=len(x) - 1)]
 
 
 class Vae:
@@ -39,8 +36,8 @@ class Vae:
 
     def _blocks(self, x: torch.Tensor) -> Any:
         like = next(self.model.parameters())
-        for start in range(0, len(x), BLOCK):
-            yield min(BLOCK, len(x) - start), _padded(x, start).to(like)
+        for block in blocks(len(x), BLOCK):
+            yield block.n, block.take(x).to(like)
 
     @torch.no_grad()
     def encode(self, images: np.ndarray) -> torch.Tensor:

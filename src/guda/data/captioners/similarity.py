@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from guda.blocks import blocks
 from guda.config import PromptsConfig
 from guda.data.captioners import Raw, sampled
 from guda.data.captioners.statistics import STATISTICS, WORDS, statistics
@@ -100,13 +101,11 @@ def clip_fits(name: str, images: np.ndarray, words: Sequence[str]) -> np.ndarray
                            max_length=model.config.text_config.max_position_embeddings)  # fmt: skip
         texts = model.text_projection(model.text_model(**tokens).pooler_output)
         parts = []
-        for start in range(0, len(images), BLOCK):
-            block = images[start : start + BLOCK]
-            full = np.concatenate([block, np.repeat(block[-1:], BLOCK - len(block), axis=0)])
-            rgb = [np.repeat(x, 3, axis=0) if len(x) == 1 else x for x in full]
+        for block in blocks(len(images), BLOCK):
+            rgb = [np.repeat(x, 3, axis=0) if len(x) == 1 else x for x in block.take(images)]
             pixels = processor(images=[x.transpose(1, 2, 0) for x in rgb], return_tensors="pt")["pixel_values"]
             pooled = model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)
-            parts.append(pooled[: len(block)].numpy())
+            parts.append(pooled[: block.n].numpy())
     return (unit_rows(np.concatenate(parts)) @ unit_rows(texts.numpy()).T).astype(np.float64)
 
 
