@@ -84,8 +84,8 @@ def test_a_prompt_depends_on_seed_and_id_and_on_no_other_image() -> None:
 
 def test_the_same_prompts_in_every_process(tmp_path: Path) -> None:
     code = (
-        "from styledimages import styled; from guda.data.prompts import build;"
-        "from guda.runs.recipe import PromptsConfig; from guda.data.captioners import vocabularies;"
+        "from styledimages import styled; from guda.data.prompts import build_prompts;"
+        "from guda.config import PromptsConfig; from guda.data.captioners import vocabularies;"
         "c = PromptsConfig(); d = styled();"
         "p = build_prompts(d, c, vocabularies(d, c).vocabularies); "
         "print(p.digest, p.training[7], p.vocabularies['ink'])"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-for helpers in ("runs", "web"):
+for helpers in ("run", "web"):
     sys.path.insert(0, str(Path(__file__).parents[1] / helpers))
 from uploads import grey, png_header  # noqa: E402
 

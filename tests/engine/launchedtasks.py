@@ -59,7 +59,7 @@ def make(kind: str) -> Task:
         return Task(kind, "test", "launchedtasks:single", {"name": kind}, makes, ("out/shared", "out/single"))
     args = {"name": kind} if kind in ("shared", "single") else {}
     return Task(
-        kind, "test", f"launchedtasks:{kind}", args, makes, needs, shared=kind not in ("single", "leader_wrong")
+        kind, "test", f"launchedtasks:{kind}", args, makes, needs, trains=kind not in ("single", "leader_wrong")
     )
 
 

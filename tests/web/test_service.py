@@ -76,7 +76,7 @@ def test_rounds_add_evaluations_and_narrow_intervals(service: Service, tmp_path:
 def test_the_same_picture_is_found_and_not_computed(service: Service, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     name, _ = service.take(grey(tmp_path / "c.png", seed=3))
     first = list(service.answer(name))
-    monkeypatch.setattr("guda.web.service.run_here", lambda *a: pytest.fail("it was computed again"))
+    monkeypatch.setattr("guda.web.service.run_inline", lambda *a: pytest.fail("it was computed again"))
     again, _ = service.take(grey(tmp_path / "under-another-name.png", seed=3))
     assert again == name
     second = list(service.answer(name))
@@ -108,7 +108,7 @@ def test_many_at_once_all_finish(service: Service, tmp_path: Path) -> None:
 def test_a_full_queue_refuses(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=100))
     hold = threading.Event()
-    monkeypatch.setattr("guda.web.service.run_here", lambda *a: hold.wait(30))
+    monkeypatch.setattr("guda.web.service.run_inline", lambda *a: hold.wait(30))
     names = [small.take(grey(tmp_path / f"{i}.png", seed=20 + i))[0] for i in range(3)]
     jobs = [small.submit(n) for n in names[:2]]
     assert small.submit(names[0]) is jobs[0]  # the same question is the same job
@@ -126,7 +126,7 @@ def test_what_is_refused_leaves_nothing_behind(
 ) -> None:
     small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=100))
     hold = threading.Event()
-    monkeypatch.setattr("guda.web.service.run_here", lambda *a: hold.wait(30))
+    monkeypatch.setattr("guda.web.service.run_inline", lambda *a: hold.wait(30))
     paths = [str(grey(tmp_path / f"{i}.png", seed=30 + i)) for i in range(4)]
     before = small.run.query_sets()
     for rule, method in (("top1", None), ("budget=1", None), ("top9@0.9", None), ("top1@0.95", "logo")):

@@ -110,18 +110,18 @@ class _Counter:
 
     def __init__(self, tasks: list[Task], watch: Watcher | None) -> None:
         self.total, self.done, self._watch = len(tasks), 0, watch
-        self._all, self._cost = sum(t.cost for t in tasks) or 1.0, 0.0
+        self._all, self._cost = sum(t.weight for t in tasks) or 1.0, 0.0
         self._shown, self._looked = 0.0, float("-inf")
 
     def finish(self, task: Task) -> None:
-        self.done, self._cost = self.done + 1, self._cost + task.cost
+        self.done, self._cost = self.done + 1, self._cost + task.weight
 
     def show(self, run: Run, running: list[Task]) -> None:
         now, over = time.monotonic(), self.done == self.total
         if self._watch is None or (now - self._looked < POLL and not over):
             return  # not at every one of a thousand short tasks: each look reads the heartbeats of all that run
         self._looked = now
-        partial = sum(t.cost * progress.fraction(run.path(t.heartbeat)) for t in running)
+        partial = sum(t.weight * progress.fraction(run.path(t.heartbeat)) for t in running)
         # never backwards: a task removes its heartbeat a moment before it counts as done
         self._shown = 1.0 if over else max(self._shown, min(1.0, (self._cost + partial) / self._all))
         self._watch(self.done, self.total, self._shown, [t.name for t in running])

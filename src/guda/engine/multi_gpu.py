@@ -21,7 +21,7 @@ from guda.run.task import Task
 
 
 def execute_together(root: str, task: Task, processes: int) -> float:
-    """Run one shared task in `processes` processes; returns the seconds."""
+    """Run one training task in `processes` processes; returns the seconds."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]

@@ -5,7 +5,7 @@ before the loss is found and not done again. Errors of the user are not retried.
 task's name and arguments: models, pictures and scores go through the run folder.
 
 A worker gets one thread for each CPU of its task, so with the default of one the files are byte-identical to the local
-engine's. Where a task has two GPUs or more, a training (`task.shared`) runs in one process for each of them through
+engine's. Where a task has two GPUs or more, a training (`task.trains`) runs in one process for each of them through
 accelerate (engine/multi_gpu.py); that equals a training on one device up to rounding.
 
 Without an address a cluster of this machine is started and ends with the driver, however that ends. On a cluster that
@@ -247,7 +247,7 @@ def run_here(root: str, task: Task, told: dict[str, Any]) -> float:
             f"{run.path(missing)} is not on node {socket.gethostname()}; is the run folder shared?",
         )
     try:
-        if task.shared and told["processes"] > 1:
+        if task.trains and told["processes"] > 1:
             return execute_together(root, task, told["processes"])
         return execute(root, task)
     except Exception:

@@ -1,6 +1,6 @@
 """Tasks under `accelerate launch` or torchrun: no workers, every process runs the tasks here, one after the other.
 
-Rank 0 chooses the next task and tells the others. A task that is `shared` (a training) is run by all of them together,
+Rank 0 chooses the next task and tells the others. A task that trains a model (`task.trains`) is run by all of them together,
 any other by rank 0 while the rest wait. Only rank 0 writes: products, heartbeats and times have one author.
 
 Failure ends everybody. A mistake that all meet is told once, by rank 0; one that a single process meets is told by
@@ -37,7 +37,7 @@ def run_together(run: Run, tasks: list[Task], watch: Watcher | None = None) -> i
 
 def _run_all(crew: distributed.Team, run: Run, tasks: list[Task], watch: Watcher | None) -> int:
     left = crew.told(pending(run, tasks) if crew.is_main else None)
-    total, total_cost, done_cost = len(left), sum(t.cost for t in left) or 1.0, 0.0
+    total, total_cost, done_cost = len(left), sum(t.weight for t in left) or 1.0, 0.0
     if total and crew.is_main:
         run.sweep()
     for done in range(total):
@@ -49,7 +49,7 @@ def _run_all(crew: distributed.Team, run: Run, tasks: list[Task], watch: Watcher
         left.remove(task)
         with _watching(run, task, watch if crew.is_main else None, (done, total, done_cost, total_cost)):
             _run(crew, run.address, task)
-        done_cost += task.cost
+        done_cost += task.weight
         if watch is not None and crew.is_main:
             watch(done + 1, total, 1.0 if done + 1 == total else done_cost / total_cost, [])
     return total
@@ -65,7 +65,7 @@ def _next(run: Run, left: list[Task]) -> tuple[Task, str | None]:
 
 def _run(crew: distributed.Team, root: str, task: Task) -> None:
     """All return, or all leave."""
-    if task.shared:
+    if task.trains:
         try:
             execute(root, task, alone=crew.is_main)
         except GudaError as e:
@@ -110,7 +110,7 @@ def _watching(run: Run, task: Task, watch: Watcher | None, so_far: tuple[int, in
     def look() -> None:
         shown = cost / total_cost
         while not over.wait(POLL):
-            part = task.cost * progress.fraction(run.path(task.heartbeat))
+            part = task.weight * progress.fraction(run.path(task.heartbeat))
             shown = max(shown, min(1.0, (cost + part) / total_cost))
             watch(done, total, shown, [task.name])
 

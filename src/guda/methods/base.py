@@ -19,14 +19,12 @@ import numpy as np
 
 from guda.config import Config, parse_config
 from guda.data.queries import Queries
-from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, suggestion
 from guda.files import digest
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
-from guda.unlearning.packing import bank_fraction
 
 
 class Method(ABC):
@@ -62,13 +60,6 @@ class Method(ABC):
     @abstractmethod
     def score_evals(self) -> float:
         """Evaluation units per query."""
-
-    def disk(self, left: list[Task], model: Denoiser) -> int:
-        """Bytes that the tasks still to do will take: by default those that train keep a network each."""
-        weights = sum(p.numel() * p.element_size() for p in model.module.state_dict().values())
-        kept = weights * len([task for task in left if task.cost > 1])
-        store = getattr(self.config, "store", None)
-        return kept if store is None else round(kept * bank_fraction(model, store))
 
     def artifact(self, **identity: Any) -> str:
         """Folder of what `fit` makes, named after the settings that made it."""

@@ -27,7 +27,7 @@ from guda.errors import Mismatch
 from guda.files import digest, read_header, read_tensors, write_tensors
 from guda.methods.terms import load_queries
 from guda.run import progress
-from guda.run.models import load_data, load_model, model_digest, model_files, prompt_files, training_inputs
+from guda.run.models import count_weights, load_data, load_model, model_digest, model_files, prompt_files, training_inputs
 from guda.run.run import Run
 from guda.run.task import Task
 
@@ -66,6 +66,12 @@ class FeatureStore:
         """Evaluation units of one image: forward and backward at every timestep."""
         return 3.0 * self.config.timesteps
 
+    @property
+    def dim(self) -> int:
+        """Numbers in the features of one image."""
+        config = self.config
+        return count_weights(self.run, config.weights) if config.sketch == "identity" else config.dim
+
     def shards(self) -> list[str]:
         count = -(-load_data(self.run).n // SHARD)
         return [f"{self.folder}/train-{i:05d}.safetensors" for i in range(count)]
@@ -75,12 +81,12 @@ class FeatureStore:
     def fit(self, spectrum: bool = False, kernel: bool = True) -> list[Task]:
         """Features of the training images; with their Gram matrix and its spectrum where a kernel needs them."""
         needs = self._needs + prompt_files(self.run)
-        stage, n, shards = f"fit/{self.name}", load_data(self.run).n, self.shards()
+        stage, n, dim, shards = f"fit/{self.name}", load_data(self.run).n, self.dim, self.shards()
         tasks = [
             Task(
                 name=f"{self.name} of training images {i * SHARD}..{min(n, (i + 1) * SHARD) - 1}", stage=stage,
                 fn="guda.methods.features:make_train", args=self._args() | {"shard": i}, makes=(shards[i],),
-                needs=needs, cost=self.evals * min(SHARD, n - i * SHARD),
+                needs=needs, cost=self.evals * min(SHARD, n - i * SHARD), bytes=4 * dim * min(SHARD, n - i * SHARD),
             )
             for i in range(len(shards))
         ]  # fmt: skip
@@ -90,7 +96,7 @@ class FeatureStore:
             tasks.append(
                 Task(
                     name=f"{self.name} {fn.removeprefix('make_')}", stage=stage, fn=f"guda.methods.features:{fn}",
-                    args=self._args(), makes=(file,), needs=before,
+                    args=self._args(), makes=(file,), needs=before, bytes=8 * min(n, dim) ** 2,
                 )
             )  # fmt: skip
         return tasks
@@ -104,7 +110,7 @@ class FeatureStore:
             Task(
                 name=f"{self.name} of {queries.name}/{i}", stage=stage, fn="guda.methods.features:make_queries",
                 args=self._args() | {"queries": queries.name, "shard": i}, makes=(self.query_file(part),),
-                needs=self._needs, cost=self.evals * part.n,
+                needs=self._needs, cost=self.evals * part.n, bytes=4 * self.dim * part.n,
             )
             for i, part in enumerate(queries.shards(SHARD))
         ]  # fmt: skip

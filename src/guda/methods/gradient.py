@@ -107,6 +107,7 @@ class Trak(Method):
     def fit(self) -> list[Task]:
         tasks: list[Task] = []
         ridge, eigen = self.config.kernel == "ridge", self.config.solver == "eigen"
+        n_items = 0 if influence.linear(self.config) else load_data(self.run).n
         for number, store in enumerate(self.stores()):
             if (name := resolve(self.run, store.model)).startswith("full-s"):
                 tasks += full_tasks(self.run, int(name.removeprefix("full-s")))
@@ -123,7 +124,7 @@ class Trak(Method):
                     Task(
                         name=f"fit {self.method_id}, network {number}, part {part}", stage=f"fit/{self.method_id}",
                         fn="guda.methods.gradient:make_vectors", args=self._args(number=number, part=part),
-                        makes=(file,), needs=needs,
+                        makes=(file,), needs=needs, bytes=4 * n_items * store.dim // len(self._members()),
                     )
                 )  # fmt: skip
         return tasks
@@ -237,16 +238,6 @@ class Trak(Method):
 
     def score_stages(self, queries: str, terms: str) -> list[str]:
         return [f"score/{queries}/{self.method_id}", *(self._asked(s).query_stage(queries) for s in self.stores())]
-
-    def disk(self, left: list[Task], model: Denoiser) -> int:
-        """Features at 4 bytes a number, the Gram matrix at 8, images' vectors where an aggregate needs them."""
-        store, n = self.stores()[0], load_data(self.run).n
-        dim = sum(p.numel() for p in chosen_weights(model, self.config.weights).values())
-        dim = dim if self.config.sketch == "identity" else self.config.dim
-        features = 4 * dim * sum(task.cost / store.evals for task in left if task.fn.endswith(":make_train"))
-        grams = sum(8 * min(n, dim) ** 2 for task in left if task.fn.endswith((":make_gram", ":make_spectrum")))
-        items = 0 if influence.linear(self.config) else 4 * n * dim // len(self._members())
-        return round(features + grams + items * sum(task.fn.endswith(":make_vectors") for task in left))
 
     def fit_evals(self) -> float:
         n, groups = load_data(self.run).n, len(asked_groups(self.run))

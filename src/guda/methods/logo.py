@@ -90,7 +90,8 @@ class Logo(ElboMethod):
                 Task(
                     name=f"train logo-s{seed} without {group}", stage="fit/logo", fn="guda.methods.logo:train_logo",
                     args={"seed": seed, "group": group}, makes=(self.file(seed, group),),
-                    needs=prompt_files(self.run), cost=float(train_evals(self.run)), shared=True,
+                    needs=prompt_files(self.run), cost=float(train_evals(self.run)), trains=True,
+                    store="fp32",
                 )
                 for group in self.groups
             ]  # fmt: skip

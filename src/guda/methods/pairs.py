@@ -87,7 +87,7 @@ class PairLogo(Logo):
                 name=f"train logo-s{seed} without {group}", stage=f"fit/{self.method_id}",
                 fn="guda.methods.pairs:train_pair", args={"seed": seed, "pair": list(pair)},
                 makes=(self.file(seed, group),), needs=prompt_files(self.run), cost=float(train_evals(self.run)),
-                shared=True,
+                trains=True, store="fp32",
             )
             for seed in self.config.seeds
             for group, pair in self.pairs.items()
@@ -125,7 +125,7 @@ class PairUnlearned(Unlearned):
                     "method": self.of.method_id, "config": self.config.model_dump(mode="json"), "pair": list(pair),
                 },
                 makes=(self.file(group),), needs=model_files(self.run, "base") + prompt_files(self.run),
-                cost=float(self.fit_evals()),
+                cost=float(self.fit_evals()), store=self.config.store,
             )
             for group, pair in self.pairs.items()
         ]  # fmt: skip

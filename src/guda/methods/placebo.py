@@ -89,7 +89,7 @@ class Placebos(Unlearned):
                 args={"method": self.of.method_id, "config": self.config.model_dump(mode="json"), "number": number,
                       "size": self.size, "passes": self.more},
                 makes=(self.file(group),), needs=model_files(self.run, "base"),
-                cost=float(self.fit_evals() * self.more),
+                cost=float(self.fit_evals() * self.more), store=self.config.store,
             )
             for number, group in enumerate(self.groups)
         ]  # fmt: skip

@@ -43,6 +43,7 @@ class ErrorStore:
                 stage=f"fit/{self.name}", fn="guda.methods.residuals:make_errors",
                 args={"timesteps": self.timesteps, "model": self.model, "seed": self.seed, "shard": i}, makes=(file,),
                 needs=needs, cost=float(min(SHARD, n - i * SHARD) * self.timesteps),
+                bytes=4 * min(SHARD, n - i * SHARD) * self.timesteps,
             )
             for i, file in enumerate(self.files())
         ]  # fmt: skip

@@ -24,7 +24,7 @@ from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, NotFinite
 from guda.methods.base import Method, method
 from guda.methods.terms import shard_names
-from guda.run.models import architecture, asked_groups, load_data, model_files, prompt_files
+from guda.run.models import architecture, asked_groups, count_weights, load_data, model_files, prompt_files
 from guda.run.settings import run_settings
 from guda.run.task import Task
 from guda.scoring.bands import Bands
@@ -144,6 +144,13 @@ class Synthesized(Method):
         copies = 2 if self.config.flips else 1
         return sum(map(len, self.chosen)) * copies * self.config.levels
 
+    @cached_property
+    def _weights(self) -> int:
+        """Numbers that a pass of the Fisher information is kept for."""
+        from guda.methods.synthesized_work import pattern
+
+        return count_weights(self.run, pattern(architecture(self.run), self.config))
+
     @property
     def _pass_evals(self) -> int:
         n = load_data(self.run).n
@@ -171,6 +178,7 @@ class Synthesized(Method):
             Task(
                 name=f"fit {self.method_id}: Fisher information, pass {i}", stage=stage, fn=f"{WORK}:fit_fisher",
                 args=args | {"number": i}, makes=(self.fisher_file(i),), needs=needs, cost=float(self._pass_evals),
+                bytes=8 * self._weights,
             )
             for i in range(self.config.fisher_passes)
         ]  # fmt: skip
@@ -179,14 +187,6 @@ class Synthesized(Method):
             makes=(self.losses_file,), needs=needs, cost=float(self._losses_evals),
         )  # fmt: skip
         return [*passes, losses]
-
-    def disk(self, left: list[Task], model: Denoiser) -> int:
-        """A pass keeps 8 bytes of every chosen weight, the losses next to nothing."""
-        from guda.baselines.gradients import chosen_weights
-        from guda.methods.synthesized_work import pattern
-
-        chosen = chosen_weights(model, pattern(model, self.config))
-        return 8 * sum(w.numel() for w in chosen.values()) * sum(task.makes[0] != self.losses_file for task in left)
 
     def fitted(self) -> bool:
         passes = [self.fisher_file(i) for i in range(self.config.fisher_passes)]

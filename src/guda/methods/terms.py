@@ -33,6 +33,8 @@ from guda.unlearning.rule import Rule, RuledDenoiser, read_rule
 
 PORTION = 32  # models in one task
 
+BYTES_PER_TERM = 12  # measured: a compressed parquet row, headers included
+
 
 @dataclass(frozen=True)
 class ModelRef:
@@ -191,6 +193,7 @@ def score_tasks(run: Run, queries: Queries, models: Sequence[ModelRef], stage: s
                     makes=tuple(part for m in these for part in wanted[m]),
                     needs=tuple(sorted({p for m in these for p in m.needs(run)})),
                     cost=float(len(families(these)) * size * plan.evals_per_round * config.rounds),
+                    bytes=len(these) * size * plan.n_strata * config.rounds * BYTES_PER_TERM,
                 )
             )
     return tasks

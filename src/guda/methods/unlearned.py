@@ -87,6 +87,7 @@ class Unlearned(ElboMethod):
                 fn="guda.methods.unlearned:fit_group",
                 args={"method": self.method_id, "config": self.config.model_dump(mode="json"), "group": group},
                 makes=(self.file(group),), needs=needs, cost=float(self.fit_evals() * self.passes(group)),
+                store=self.config.store,
             )
             for group in self.nodes()
         ]  # fmt: skip

@@ -1,140 +1,131 @@
 """What an experiment of the paper costs, part by part: `guda reproduce NAME --plan`.
 
-Beside the recipe's own rows (outline.py) stand the parts that only the experiment has: its pretrained start, the second
-oracle, the noisy twin, pairs of groups, sweeps. Where data or network are not known without their files, trainings and
-fits are counted all the same: they follow from the recipe.
+After the recipe's own rows (steps/estimate_recipe.py) come the parts that only the experiment has: its pretrained
+start, placebos, the second oracle, the noisy twin, pairs of groups, sweeps. Where the size of the data or the network
+are not known without their files, trainings and fits are counted all the same, because they follow from the recipe.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from guda.config import parse_config
 from guda.diffusion.likelihood import evals
 from guda.errors import GudaError
-from guda.methods.base import known_methods
+from guda.methods.base import Method, get_method, known_methods
+from guda.methods.elbo import ElboMethod
+from guda.methods.pairs import pairs_of
+from guda.methods.placebo import placebo_tasks, takes_placebos
+from guda.methods.unlearned import Unlearned
 from guda.report.reproduce import FULL, Reproduction, scaled_recipe
 from guda.run.recipe import Recipe, builtin_recipe
-from guda.steps.ablate import EPOCHS, read_ablation
-from guda.steps.estimate_recipe import outline
+from guda.run.sketch import ONE, Sketch, blank_data
+from guda.run.task import Task
+from guda.steps.ablate import EPOCHS, Ablation, read_ablation
+from guda.steps.estimate_recipe import outline, sketch_recipe
+from guda.steps.fit import base_tasks
 from guda.steps.plan import Budget
-from guda.unlearning.unlearn import OPERATORS
 
 
 def plan_reproduction(wanted: Reproduction, scale: str = FULL, ablations: bool = False) -> dict[str, Any]:
     """Like `outline`, with a row for every part of the experiment; a cost that is not known is null."""
     recipe = scaled_recipe(wanted, scale)
     try:
-        value = outline(recipe)
+        sketch, value = sketch_recipe(recipe), outline(recipe)
     except GudaError as e:
-        value = _fits_alone(recipe, e)
-    own = value["rows"]
-    rows = [*_start(wanted), *_placebos(recipe), *_likelihood(wanted, scale, recipe, value)]
+        sketch, value = _fits_alone(recipe, e)
+    own, logo = value["rows"], _logo(sketch)
+    rows = [] if wanted.before is None else [_start(wanted.before)]
+    n = recipe.evaluation.placebos
+    for method in [get_method(sketch, m) for m in recipe.methods] if n else []:
+        if takes_placebos(method):
+            rows.append(Budget(f"fit {n} placebos by {method.method_id}", _cost(placebo_tasks(method, n))))
+    if scale in wanted.likelihood:
+        config, models = wanted.likelihood[scale], len(logo.models())
+        n = min(config.n, value["queries"] or config.n)
+        what = f"log p of {n} queries by {models} models of logo"
+        rows.append(Budget(what, float(n * models * evals(config)), disk=n * models * config.seeds * 20))
     if scale in wanted.partition:
         disk = [r["disk"] for r in own]
-        rows.append(
-            Budget(
-                f"the same on a noisy partition ({trainings(recipe, value['groups'])} trainings)",
-                sum(r["evals"] or 0 for r in own), None, None if None in disk else sum(disk),
-            )
-        )  # fmt: skip
-    rows += _pairs(wanted, recipe, value)
+        trained = sum(t.trains for t in [*base_tasks(sketch), *logo.fit()])
+        what = f"the same on a noisy partition ({trained} trainings)"
+        rows.append(Budget(what, sum(r["evals"] or 0 for r in own), disk=None if None in disk else sum(disk)))
+    if wanted.pairs:
+        found = [logo, *(m for name in wanted.pairs_by if isinstance(m := get_method(sketch, name), Unlearned))]
+        rows += [_pairs(method, wanted.pairs, value["queries"]) for method in found]
     sweeps = wanted.ablations.get(scale, ())
     left = f" Only with --ablations: {', '.join(sweeps)}." if sweeps and not ablations else ""
-    rows += [_sweep(name, recipe, value) for name in (sweeps if ablations else ())]
+    rows += [_sweep(read_ablation(name), name, sketch, value) for name in (sweeps if ablations else ())]
     return value | {"rows": own + [asdict(r) for r in rows], "note": value["note"] + left}
 
 
-def trainings(recipe: Recipe, groups: int) -> int:
-    """Models trained from the start: the full one, and LOGO's."""
-    logo = recipe.methods.get("logo", {})
-    return 1 + len(logo.get("seeds", (1,))) * (groups + bool(logo.get("own_full", True)))
+def _cost(tasks: Sequence[Task]) -> float:
+    return float(sum(t.cost for t in tasks))
 
 
-def _training_evals(recipe: Recipe) -> float:
-    return 0.0 if recipe.training is None else 3.0 * recipe.training.steps * recipe.training.batch
+def _logo(sketch: Sketch) -> ElboMethod:
+    logo = get_method(sketch, "logo")
+    assert isinstance(logo, ElboMethod)
+    return logo
 
 
-def _fit_evals(method: str, settings: dict[str, Any]) -> float:
-    return float(OPERATORS[method].fit_evals(parse_config(OPERATORS[method].Config, settings, f"methods.{method}")))
+def _start(name: str) -> Budget:
+    tasks = base_tasks(Sketch(builtin_recipe(name), blank_data(("a", "b"), 1), None))
+    return Budget(f"train the pretrained start, {name}", _cost(tasks))
 
 
-def _fits_alone(recipe: Recipe, why: GudaError) -> dict[str, Any]:
+def _fits_alone(recipe: Recipe, why: GudaError) -> tuple[Sketch, dict[str, Any]]:
     """Rows of trainings and fits, of a recipe whose data or network are not known without their files."""
-    groups = len(recipe.scoring.groups or recipe.data.groups or ())
+    groups = recipe.scoring.groups or recipe.data.groups or ()
     if not groups:
         raise why
-    models = trainings(recipe, groups)
-    rows = [Budget("train the full model", _training_evals(recipe), None, None)]
-    rows.append(Budget(f"fit logo ({models - 1} trainings)", (models - 1) * _training_evals(recipe), None, None))
-    for name in [m for m in recipe.methods if m in OPERATORS]:
-        rows.append(Budget(f"fit {name}", groups * _fit_evals(name, recipe.methods[name]), None, None))
-    others = [m for m in recipe.methods if m not in OPERATORS and m != "logo"]
-    told = f" Not counted: scoring; {', '.join(others)}." if others else " Not counted: scoring."
-    return {
-        "recipe": recipe.name, "groups": groups, "of": len(recipe.data.groups or ()) or groups, "queries": None,
+    sketch = Sketch(recipe, blank_data(groups, 1), None)
+    fits = _logo(sketch).fit()
+    rows = [Budget("train the full model", _cost(base_tasks(sketch)))]
+    rows.append(Budget(f"fit logo ({len(fits)} trainings)", _cost(fits)))
+    methods = [get_method(sketch, m) for m in recipe.methods]
+    operators = [m for m in methods if isinstance(m, Unlearned)]
+    rows += [Budget(f"fit {m.method_id}", _cost([t for t in m.fit() if not t.trains])) for m in operators]
+    others = [m.method_id for m in methods if m not in operators and m.method_id != "logo"]
+    uncounted = f" Not counted: scoring; {', '.join(others)}." if others else " Not counted: scoring."
+    return sketch, {
+        "recipe": recipe.name, "groups": len(groups), "of": len(recipe.data.groups or groups), "queries": None,
         "parameters": None, "evals_per_model_and_query": None, "rows": [asdict(r) for r in rows], "bank": {},
-        "note": f"Trainings and fits alone: {why}.{told}",
+        "note": f"Trainings and fits alone: {why}.{uncounted}",
     }  # fmt: skip
 
 
-def _start(wanted: Reproduction) -> list[Budget]:
-    if wanted.before is None:
-        return []
-    evals_ = _training_evals(builtin_recipe(wanted.before))
-    return [Budget(f"train the pretrained start, {wanted.before}", evals_, None, None)]
+def _with_scoring(method: Method, n_queries: int | None) -> float:
+    """Fits, and their scoring where it is known; the full models are evaluated anyway."""
+    fits = _cost([t for t in method.fit() if t.stage == f"fit/{method.method_id}"])
+    if n_queries is None:
+        return fits
+    assert isinstance(method, ElboMethod)
+    return fits + n_queries * _cost(method.score(ONE, {full.key for full, _ in method.sets()}))
 
 
-def _placebos(recipe: Recipe) -> list[Budget]:
-    n = recipe.evaluation.placebos
-    chosen = [m for m in recipe.methods if m in OPERATORS and OPERATORS[m].regroupable] if n else []
-    return [Budget(f"fit {n} placebos by {m}", n * _fit_evals(m, recipe.methods[m]), None, None) for m in chosen]
+def _pairs(method: Method, pairs: Sequence[tuple[str, str]], n_queries: int | None) -> Budget:
+    found = pairs_of(method, pairs)
+    trained = sum(t.trains for t in found.fit())
+    what = f"{len(pairs)} pairs by {method.method_id}" + (f" ({trained} trainings)" if trained else "")
+    return Budget(what, _with_scoring(found, n_queries))
 
 
-def _likelihood(wanted: Reproduction, scale: str, recipe: Recipe, value: dict[str, Any]) -> list[Budget]:
-    if scale not in wanted.likelihood:
-        return []
-    config = wanted.likelihood[scale]
-    n = min(config.n, value["queries"] or config.n)
-    logo = recipe.methods.get("logo", {})
-    models = trainings(recipe, value["groups"]) - bool(logo.get("own_full", True))
-    what = f"log p of {n} queries by {models} models of logo"
-    return [Budget(what, float(n * models * evals(config)), None, n * models * config.seeds * 20)]
-
-
-def _pairs(wanted: Reproduction, recipe: Recipe, value: dict[str, Any]) -> list[Budget]:
-    p = len(wanted.pairs)
-    if not p:
-        return []
-    each = None if value["queries"] is None else value["queries"] * value["evals_per_model_and_query"]
-    models = p * len(recipe.methods.get("logo", {}).get("seeds", (1,)))
-
-    def score(networks: int) -> float:
-        return 0.0 if each is None else float(networks * each)
-
-    rows = [Budget(f"{p} pairs by logo ({models} trainings)", models * _training_evals(recipe) + score(models),
-                   None, None)]  # fmt: skip
-    for m in wanted.pairs_by:
-        if m in OPERATORS:
-            rows.append(Budget(f"{p} pairs by {m}", p * _fit_evals(m, recipe.methods[m]) + score(p), None, None))
-    return rows
-
-
-def _sweep(name: str, recipe: Recipe, value: dict[str, Any]) -> Budget:
-    """Fits of all settings and groups, with their scoring; null of methods whose fits are not counted so."""
-    sweep = read_ablation(name)
+def _sweep(sweep: Ablation, name: str, sketch: Sketch, value: dict[str, Any]) -> Budget:
+    """Fits of all settings and groups, with their scoring; null of methods that fit no model per group."""
     cells = [(axis.axis, v) for axis in sweep.axes for _, v in axis.labelled()]
     what = f"ablation {name} ({len(cells)} settings of {sweep.method})"
-    if sweep.method not in OPERATORS:
-        return Budget(what, None, None, None)
-    base = recipe.methods.get(sweep.method, {}) if sweep.base == "recipe" else sweep.base
-    fields, groups, total = known_methods()[sweep.method].Config.model_fields, value["groups"], 0.0
+    cls = known_methods()[sweep.method]
+    if not issubclass(cls, Unlearned):
+        return Budget(what, None)
+    base = sketch.recipe.methods.get(sweep.method, {}) if sweep.base == "recipe" else sweep.base
+    total = 0.0
     for axis, v in cells:
-        if axis == EPOCHS and EPOCHS not in fields:
-            config = parse_config(OPERATORS[sweep.method].Config, base, sweep.method)
-            axis, v = "steps", max(1, round(v * value.get("per_group", 0) / config.batch_forget))
-        total += groups * _fit_evals(sweep.method, base | {axis: v})
-    if value["queries"] is not None:
-        total += len(cells) * groups * value["queries"] * value["evals_per_model_and_query"]
-    return Budget(what, total, None, None)
+        if axis == EPOCHS and EPOCHS not in cls.Config.model_fields:
+            batch = parse_config(cls.Config, base, sweep.method).batch_forget
+            axis, v = "steps", max(1, round(v * value.get("per_group", 0) / batch))
+        method = cls(sketch, sweep.method, parse_config(cls.Config, base | {axis: v}, sweep.method))
+        total += _with_scoring(method, value["queries"])
+    return Budget(what, total)

@@ -21,6 +21,7 @@ from guda.errors import GudaError, Mismatch
 from guda.files import atomic_folder, read_json, write_json
 from guda.run import progress
 from guda.run.run import Run
+from guda.run.sketch import Sketch
 from guda.run.task import Task
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def _data(folder: str, mtime: int) -> ImageData:
 
 
 def load_data(run: Run) -> ImageData:
+    if isinstance(run, Sketch):
+        return run.data
     folder = run.path("data")
     index = folder / "index.json"
     data = _data(str(folder), index.stat().st_mtime_ns) if index.is_file() else ImageData.load(folder)
@@ -149,6 +152,8 @@ def _schedule(config: str, shape: tuple[int, int, int]) -> Schedule:
 
 def run_schedule(run: Run) -> Schedule:
     """The schedule, also before the model is trained."""
+    if isinstance(run, Sketch):
+        return run.model.schedule
     if (given := given_name(run.recipe.model)) is not None:
         return load_model(run, given).schedule
     return _schedule(run.recipe.model.model_dump_json(), load_data(run).shape)
@@ -161,9 +166,18 @@ def given_name(config: ModelConfig) -> str | None:
 
 def architecture(run: Run) -> Denoiser:
     """A network of the run's architecture; its weights mean nothing."""
+    if isinstance(run, Sketch):
+        return run.model
     if (given := given_name(run.recipe.model)) is not None:
         return load_model(run, given)
     return build_denoiser(run.recipe.model, load_data(run).shape).to(default_device())
+
+
+def count_weights(run: Run, pattern: str = "all") -> int:
+    """Numbers in the weights whose names a regular expression finds."""
+    from guda.baselines.gradients import chosen_weights
+
+    return sum(w.numel() for w in chosen_weights(architecture(run), pattern).values())
 
 
 def train_evals(run: Run) -> int:
@@ -186,7 +200,8 @@ def full_tasks(run: Run, seed: int) -> list[Task]:
     return [
         Task(
             name=f"train {name}", stage="train", fn="guda.run.models:train_full", args={"seed": seed},
-            makes=(f"models/{name}/{CARD}",), needs=prompt_files(run), cost=float(train_evals(run)), shared=True,
+            makes=(f"models/{name}/{CARD}",), needs=prompt_files(run), cost=float(train_evals(run)), trains=True,
+            store="fp32",
         )
     ]  # fmt: skip
 
@@ -231,7 +246,8 @@ def conditional_tasks(run: Run) -> list[Task]:
     return [
         Task(
             name=f"train {name}", stage="train/conditional", fn="guda.run.models:train_conditional",
-            args={"seed": seed}, makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)), shared=True,
+            args={"seed": seed}, makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)), trains=True,
+            store="fp32",
         )
     ]  # fmt: skip
 

@@ -9,6 +9,7 @@ from guda.errors import GudaError, Mismatch
 from guda.files import read_json, write_json
 from guda.run.models import load_data, model_digest, run_schedule, training_prompts
 from guda.run.run import Run
+from guda.run.sketch import Sketch
 from guda.scoring.pilot import IMAGES, density, measure, pilot_images
 from guda.scoring.plan import Plan, make_plan
 
@@ -18,6 +19,8 @@ FILE = "pilot.json"
 
 def run_plan(run: Run) -> Plan:
     """The run's plan; an importance plan needs RUN/pilot.json, measured on this run's model."""
+    if isinstance(run, Sketch):
+        return run.plan
     config = run.recipe.scoring
     stamp = run.path(FILE).stat().st_mtime_ns if run.has(FILE) else 0
     return _run_plan(str(run.root), config.model_dump_json(), stamp, run)

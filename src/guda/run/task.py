@@ -25,14 +25,21 @@ class Task:
     args: dict[str, Any]  # plain JSON
     makes: tuple[str, ...]  # files, relative to the run
     needs: tuple[str, ...] = ()  # files of other tasks
-    cost: float = field(default=1.0, compare=False)  # network evaluations, to weigh progress by
-    shared: bool = field(default=False, compare=False)  # a training: processes of one launch do it together
+    cost: float = field(default=0.0, compare=False)  # network evaluations
+    trains: bool = field(default=False, compare=False)  # trains a whole model: all processes of a launch share the work
+    store: str | None = field(default=None, compare=False)  # leaves one network, packed so ("fp32": a whole copy)
+    bytes: int = field(default=0, compare=False)  # what it leaves besides
 
     def done(self, run: Run) -> bool:
         return all(run.has(path) for path in self.makes)
 
     def ready(self, run: Run) -> bool:
         return all(run.has(path) for path in self.needs)
+
+    @property
+    def weight(self) -> float:
+        """What it counts in a progress bar; one that evaluates no network takes some time too."""
+        return max(1.0, self.cost)
 
     @property
     def heartbeat(self) -> str:

@@ -3,7 +3,7 @@ schedule of its tasks, simulated (engine/simulate.py).
 
 The tasks are those that `guda fit` and `guda score` hand to an engine: trainings, then one unlearning (or retraining)
 per group, then one task per shard of queries. A task takes (its network evaluations) x (seconds per evaluation), the
-latter from the run's recorded times stage by stage, or measured now where nothing is recorded, or told. What a cluster
+latter from the run's recorded times stage by stage, or measured now where nothing is recorded, or given. What a cluster
 adds to every task is assumed, not measured: `overhead`, `start`, `submit`, `failures`.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 from typing import Any
 
@@ -23,14 +24,14 @@ from guda.evaluation.timing import rate
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod
 from guda.methods.terms import terms_folder
-from guda.run.models import architecture
+from guda.run.models import architecture, load_data
 from guda.run.run import Run
 from guda.run.settings import run_settings
+from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task
-from guda.scoring.plan import make_plan, prior_density
 from guda.scoring.settings import seconds_per_block
 from guda.steps.fit import base_tasks
-from guda.steps.plan import BYTES_PER_TERM
+from guda.steps.plan import disk
 
 MOST = 300_000  # tasks that are simulated
 
@@ -83,27 +84,54 @@ class Load:
 class _Rates:
     """Seconds per evaluation, stage by stage."""
 
-    def __init__(self, run: Run, told: float | None) -> None:
-        self.run, self.told = run, told
-        self.found: dict[str, float] = {}
+    def __init__(self, run: Run, per_second: float | None) -> None:
+        self.run, self.per_second = run, per_second
+        self.known: dict[str, float] = {}
         self.recorded: dict[str, bool] = {}
-        self._now: float | None = None
 
     def __call__(self, kind: str, stages: Sequence[str]) -> float:
-        if self.told is not None:
-            self.found[kind], self.recorded[kind] = 1 / self.told, False
-        if kind not in self.found:
+        if kind not in self.known:
             times = [time for stage in dict.fromkeys(stages) for time in self.run.timings(stage)]
             done = [(seconds, evals) for seconds, evals in times if evals is not None and evals > 1]
-            self.found[kind] = rate(done)[0] if done else self._measure()
-            self.recorded[kind] = bool(done)
-        return self.found[kind]
+            self.recorded[kind] = bool(done) and self.per_second is None
+            if self.per_second is not None:
+                self.known[kind] = 1 / self.per_second
+            else:
+                self.known[kind] = rate(done)[0] if done else self._measured
+        return self.known[kind]
 
-    def _measure(self) -> float:
-        if self._now is None:
-            settings = run_settings(self.run)
-            self._now = seconds_per_block(architecture(self.run).clone(), settings) / settings.block
-        return self._now
+    @cached_property
+    def _measured(self) -> float:
+        settings = run_settings(self.run)
+        return seconds_per_block(architecture(self.run).clone(), settings) / settings.block
+
+
+GROUPS = ("a group", "another group", "a third group")  # costs are linear in the number of groups
+
+
+class _Method:
+    """What one method costs for any number of groups: its tasks for two groups and for three, extended."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        whole = run.recipe.model_copy(update={"scoring": run.recipe.scoring.model_copy(update={"groups": None})})
+        self.network = architecture(run).module
+        two, three = (
+            get_method(Sketch(whole, blank_data(GROUPS[:n], 1), architecture(run)), name) for n in (2, len(GROUPS))
+        )
+        fit = [t for t in two.fit() if t.cost]
+        self.once = [t for t in fit if t.args.get("group") not in GROUPS]
+        self.each = [t for t in fit if t.args.get("group") == GROUPS[0]]  # seeds of LOGO, halves of a hybrid
+        self._score = [method.score(ONE, set()) for method in (two, three)]
+
+    def _extended(self, groups: int, amount: Callable[[list[Task]], float]) -> float:
+        two, three = map(amount, self._score)
+        return two + (three - two) * (groups - 2)
+
+    def query_evals(self, groups: int) -> float:
+        return self._extended(groups, lambda tasks: sum(t.cost for t in tasks))
+
+    def query_disk(self, groups: int) -> int:
+        return round(self._extended(groups, lambda tasks: disk(tasks, self.network)))
 
 
 def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries: int) -> Load:
@@ -116,74 +144,56 @@ def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries:
             f"a cluster is planned for methods with a counterfactual per group, not {', '.join(refused) or 'none'}; "
             "name one with --method",
         )
-    model, scoring = architecture(run), run.recipe.scoring
-    timesteps = make_plan(model.schedule, scoring, prior_density(model.schedule))
-    draws = timesteps.evals_per_round * scoring.rounds
-    shard = config.shard or scoring.shard
+    network = architecture(run).module
+    shard = config.shard or run.recipe.scoring.shard
     rates = _Rates(run, config.per_second)
-    weights = sum(p.numel() * p.element_size() for p in model.module.state_dict().values())
     works: dict[str, Work] = {}
     parts: list[Part] = []
+    makers: dict[str, str] = {}  # file -> the task that makes it
 
-    def add(what: str, new: list[tuple[Work, float]], disk: int) -> None:
-        fresh = [(w, e) for w, e in new if w.name not in works]
-        works.update((w.name, w) for w, _ in fresh)
+    def add(what: str, tasks: list[Task], each_eval: float, stage: str) -> None:
+        fresh = [t for t in tasks if t.name not in works]
+        for t in fresh:
+            needs = tuple(dict.fromkeys(makers[need] for need in t.needs if need in makers))
+            works[t.name] = Work(t.name, t.cost * each_eval, needs, stage)
+            makers.update((file, t.name) for file in t.makes)
         if fresh:
-            evals, seconds = sum(e for _, e in fresh), sum(w.seconds or 0.0 for w, _ in fresh)
-            parts.append(Part(what, len(fresh), evals, seconds, disk if len(fresh) == len(new) else 0))
+            evals = sum(t.cost for t in fresh)
+            parts.append(Part(what, len(fresh), evals, evals * each_eval, disk(fresh, network)))
 
-    def shared(tasks: Sequence[Task]) -> list[tuple[Work, float]]:
-        """Trainings that are not of one group."""
-        made = {file: t.name for t in tasks for file in t.makes}
-        each = rates("train", ["train"]) if tasks else 0.0
-        return [(Work(t.name, t.cost * each, _known(t, made), "train"), t.cost) for t in tasks]
+    def train(what: str, tasks: list[Task]) -> None:
+        if tasks:
+            add(what, tasks, rates("train", ["train"]), "train")
 
-    base = base_tasks(run)
-    add("train the full model", shared(base), weights * len(base))
-    for found in chosen:
-        assert isinstance(found, ElboMethod)
-        name, fit = found.method_id, found.fit()
-        groups = config.groups or len(found.groups)
-        own = [t for t in fit if t.stage in found.fit_stages() and t.cost > 1]  # of one group each
-        others = [t for t in fit if t not in own and t.cost > 1]
-        add(f"train for {name}", shared(others), weights * len(others))
-        before = tuple(dict.fromkeys(t.name for t in [*base, *others]))
-        above = [t for t in own if t.args.get("group", found.groups[0]) not in found.groups]  # of a tree
-        leaves = [t for t in own if t not in above]
-        per_group = leaves[:: len(found.groups)]  # one of each kind: seeds of LOGO, halves of a hybrid
-        tasks = len(works) + groups * len(per_group) + len(above) + ceil(n_queries / shard)
+    train("train the full model", base_tasks(run))
+    for method in chosen:
+        assert isinstance(method, ElboMethod)
+        name, groups = method.method_id, config.groups or len(method.groups)
+        cost = _Method(run, name)
+        train(f"train for {name}", [t for t in cost.once if t.stage not in method.fit_stages()])
+        # of a tree, those above the leaves: as many as this run has, because how they grow is the tree's affair
+        leaves = load_data(run).groups.leaf_names
+        above = [t for t in method.fit() if t.cost and t.args.get("group", leaves[0]) not in leaves]
+        shards = ceil(n_queries / shard)
+        tasks = len(works) + groups * len(cost.each) + len(above) + shards
         if tasks > MOST:
             raise GudaError(
                 "cluster-tasks-too-many",
                 f"{tasks:,} tasks are more than are simulated ({MOST:,}); give a larger shard (--set shard=N)",
             )
-        fits = []
-        for task in per_group:
-            seconds = task.cost * rates(f"fit {name}", found.fit_stages())
-            kind = f"{task.stage}, seed {task.args.get('seed', 0)}, group"
-            fits += [(Work(f"{kind} {g}", seconds, before, "fit"), task.cost) for g in range(groups)]
-        for task in above:  # as many as this run has: how they grow with the groups is the tree's affair
-            seconds = task.cost * rates(f"fit {name}", found.fit_stages())
-            fits.append((Work(task.name, seconds, before, "fit"), task.cost))
-        kept_models = [t for t in per_group for _ in range(groups)] + above
-        add(f"fit {name}", fits, found.disk(kept_models, model))
-        works[f"fitted {name}"] = Work(f"fitted {name}", None, (*before, *(w.name for w, _ in fits)))
-        once, each = found.networks()
-        networks = once + each * groups
-        stages = [s for q in run.query_sets() for s in found.score_stages(q, terms_folder(run).removeprefix("terms/"))]
-        each_eval = rates(f"score {name}", stages)
-        shards = []
-        for k in range(ceil(n_queries / shard)):
-            evals = float(networks * min(shard, n_queries - k * shard) * draws)
-            shards.append((Work(f"score {name} {k}", evals * each_eval, (f"fitted {name}",), "score"), evals))
-        fulls = len({full for full, _ in found.sets()})
-        kept = fulls + (len(found.models()) - fulls) // len(found.groups) * groups
-        add(f"score {name}", shards, kept * n_queries * timesteps.n_strata * scoring.rounds * BYTES_PER_TERM)
-    return Load(list(works.values()), parts, rates.found, rates.recorded)
-
-
-def _known(task: Task, made: dict[str, str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(made[need] for need in task.needs if need in made))
+        fits = [replace(t, name=f"{t.name} {g}", makes=()) for t in cost.each for g in range(groups)] + above
+        if fits:
+            add(f"fit {name}", fits, rates(f"fit {name}", method.fit_stages()), "fit")
+        before = (t.name for t in [*base_tasks(run), *cost.once, *fits] if t.name in works)
+        works[f"fitted {name}"] = Work(f"fitted {name}", None, tuple(dict.fromkeys(before)))
+        stages = [s for q in run.query_sets() for s in method.score_stages(q, terms_folder(run).removeprefix("terms/"))]
+        each_eval, per_query = rates(f"score {name}", stages), cost.query_evals(groups)
+        for k in range(shards):
+            seconds = per_query * min(shard, n_queries - k * shard) * each_eval
+            works[f"score {name} {k}"] = Work(f"score {name} {k}", seconds, (f"fitted {name}",), "score")
+        evals = per_query * n_queries
+        parts.append(Part(f"score {name}", shards, evals, evals * each_eval, cost.query_disk(groups) * n_queries))
+    return Load(list(works.values()), parts, rates.known, rates.recorded)
 
 
 def plan_cluster(

@@ -1,81 +1,117 @@
-"""What it will cost, before it is spent: network evaluations, time, disk, for fitting and for scoring."""
+"""What work will cost, before it is done: network evaluations, time and disk.
+
+Every plan is a sum over tasks, grouped into stages: of a run (`plan`), of a recipe without its data
+(steps/estimate_recipe.py), on a cluster (steps/cluster.py), of an experiment of the paper (report/reproduce_plan.py).
+The tasks are those that `guda train`, `fit` and `score` would run, listed for a sketch of the run (run/sketch.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from guda.engine.processes import default_workers
 from guda.files import read_json
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod
-from guda.run.models import architecture, asked_groups
+from guda.run.models import architecture, asked_groups, load_data
 from guda.run.plan import FILE as PILOT
 from guda.run.plan import needs_pilot
 from guda.run.run import Run
 from guda.run.settings import run_settings
+from guda.run.sketch import ONE, Sketch
 from guda.run.task import Task, pending
-from guda.scoring.plan import make_plan, prior_density
 from guda.scoring.scores import Scores
 from guda.scoring.settings import seconds_per_block
 from guda.steps.fit import base_tasks
 from guda.steps.score import scored_methods, scores_path
-
-BYTES_PER_TERM = 12  # measured: a compressed parquet row, headers included
+from guda.unlearning.packing import bank_fraction, full_bytes
 
 FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # alternatives, as multiples of the recipe's rounds
 
 
 @dataclass(frozen=True)
 class Budget:
-    """One row: what is left to do of it."""
+    """One row of a plan; None: not known."""
 
     what: str
-    evals: float | None  # evaluation units: forward of one image = 1, forward and backward = 3; None: not known
-    seconds: float | None  # on this machine, all workers busy; None: not known
-    disk: int | None  # bytes; None: not known
+    evals: float | None  # evaluation units: forward of one image = 1, forward and backward = 3
+    seconds: float | None = None  # on this machine, all workers busy
+    disk: int | None = None  # bytes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tasks that make one row; those of scoring are listed for a single query, `times` is how many there are."""
+
+    what: str
+    tasks: list[Task]
+    times: int = 1
+
+    @property
+    def evals(self) -> float:
+        return self.times * sum(t.cost for t in self.tasks)
+
+    def disk(self, network: nn.Module) -> int:
+        return self.times * disk(self.tasks, network)
+
+    def budget(self, network: nn.Module, seconds: float | None = None) -> Budget:
+        return Budget(self.what, self.evals, seconds, self.disk(network))
+
+
+def disk(tasks: Iterable[Task], network: nn.Module) -> int:
+    """Bytes that these tasks leave; only the shapes of the network count."""
+    tasks = list(tasks)
+    stores = Counter(t.store for t in tasks if t.store is not None)
+    copies = sum(n * bank_fraction(network, store) for store, n in stores.items())
+    return round(full_bytes(network) * copies) + sum(t.bytes for t in tasks)
+
+
+def stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> list[Stage]:
+    """What is left to do. Work that several methods share (the halves of a hybrid, gradients of the same network)
+    counts where it is needed first; evaluations of the full model count for every method."""
+    made: set[str] = set()
+
+    def new(tasks: list[Task]) -> list[Task]:
+        found = [t for t in pending(sketch, tasks) if not made.issuperset(t.makes)]
+        made.update(file for t in tasks for file in t.makes)
+        return found
+
+    rows = [Stage("train the full model", new(base_tasks(sketch)))]
+    for name in methods:
+        method = get_method(sketch, name)
+        fit = new(method.fit())
+        twin = [t for t in fit if t.stage == "train/conditional"]
+        rows += [Stage(f"train the conditional model of {name}", twin)] if twin else []
+        rows.append(Stage(f"fit {name}", [t for t in fit if t not in twin]))
+        score = method.score(ONE, set())
+        if any(t.cost for t in score):
+            rows.append(Stage(f"score {n_queries} queries by {name}", new(score), n_queries))
+    return rows
+
+
+def sketch_run(run: Run) -> Sketch:
+    return Sketch(run.recipe, load_data(run), architecture(run), run)
 
 
 def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None = None) -> dict[str, Any]:
     """Rows of `Budget`, and alternatives: evaluations per query against the expected width of an interval."""
-    model = architecture(run)
-    settings = run_settings(run)
+    sketch, settings = sketch_run(run), run_settings(run)
+    model = sketch.model
     per_eval = seconds_per_block(model.clone(), settings) / settings.block
     workers = workers or default_workers()
-    size = sum(p.numel() * p.element_size() for p in model.module.state_dict().values())
 
-    def cost(tasks: list[Task]) -> tuple[float, float]:
-        left = pending(run, tasks)
-        evals = sum(t.cost for t in left)
-        return evals, evals * per_eval / max(1, min(workers, len(left)))
+    def budget(stage: Stage) -> Budget:
+        at_once = workers if stage.times > 1 else max(1, min(workers, len(stage.tasks)))
+        return stage.budget(model.module, stage.evals * per_eval / at_once)
 
-    rows = [Budget("train the full model", *cost(base_tasks(run)), disk=size if pending(run, base_tasks(run)) else 0)]
-    scoring = run.recipe.scoring
-    timesteps = make_plan(model.schedule, scoring, prior_density(model.schedule))
-    per_query: dict[str, float] = {}
-    # a hybrid shares its halves' work, and gradients are the full model's: each counts in the row that names it first
-    made = {t.makes for t in base_tasks(run)}
-    scored: set[str] = set()
-    for name in methods:
-        method = get_method(run, name)
-        tasks = [t for t in method.fit() if t.makes not in made]
-        made |= {t.makes for t in tasks}
-        rows.append(Budget(f"fit {name}", *cost(tasks), disk=method.disk(pending(run, tasks), model)))
-        if isinstance(method, ElboMethod):
-            shared, each = method.networks()
-            networks = shared + each * len(method.groups)
-            per_query[name] = networks * timesteps.evals_per_round * scoring.rounds
-            new = not scored.issuperset(method.parts())
-            scored |= set(method.parts())
-            evals = per_query[name] * n_queries * new
-            disk = new * len(method.models()) * n_queries * timesteps.n_strata * scoring.rounds * BYTES_PER_TERM
-            rows.append(Budget(f"score {n_queries} queries by {name}", evals, evals * per_eval / workers, disk))
-        elif per_picture := method.score_evals():
-            evals = per_picture * n_queries
-            rows.append(Budget(f"score {n_queries} queries by {name}", evals, evals * per_eval / workers, disk=0))
+    found = {name: get_method(sketch, name) for name in methods}
+    per_query = {name: m.score_evals() for name, m in found.items() if isinstance(m, ElboMethod)}
     return {
         "run": str(run.root),
         "seconds_per_evaluation": per_eval,
@@ -83,7 +119,7 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
         "workers": workers,
         "groups": len(asked_groups(run)),
         "parameters": model.n_parameters(),
-        "rows": [asdict(r) for r in rows],
+        "rows": [asdict(budget(stage)) for stage in stages(sketch, methods, n_queries)],
         "alternatives": _alternatives(run, per_query, per_eval),
         "note": _note(run),
     }
@@ -109,9 +145,9 @@ def _expected_stderr(run: Run, method: str) -> float | None:
     """Median standard error: as measured on a scored set, else a bound from the pilot, else unknown."""
     for name in run.query_sets():
         if method in scored_methods(run, name):
-            found = Scores.read(scores_path(run, name, method))
-            if found.stderr is not None and np.isfinite(found.stderr).any():
-                return float(np.nanmedian(found.stderr))
+            stderr = Scores.read(scores_path(run, name, method)).stderr
+            if stderr is not None and np.isfinite(stderr).any():
+                return float(np.nanmedian(stderr))
     if run.has(PILOT):
         # a draw of stratum s varies by at most its root mean square: (M/S)^2 each for S strata of equal mass M/S
         pilot = read_json(run.path(PILOT))
