@@ -11,7 +11,7 @@ decorate a class with `@method("my-id")`, or name its module under the entry-poi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -126,12 +126,17 @@ def known_methods() -> dict[str, type[Method]]:
     return METHODS
 
 
-def get_method(run: Run, name: str) -> Method:
-    """The method `name` with the run's settings for it."""
+def make_method(run: Run, name: str, settings: Mapping[str, Any], where: str = "") -> Method:
+    """The method `name` with these settings; `where` begins the message when they are refused."""
     known = known_methods()
     if name not in known:
         raise GudaError(
             "method-unknown", f"unknown method {name!r}; known: {', '.join(sorted(known))}{suggestion(name, known)}"
         )
     cls = known[name]
-    return cls(run, name, parse_config(cls.Config, run.recipe.methods.get(name, {}), f"methods.{name}"))
+    return cls(run, name, parse_config(cls.Config, dict(settings), where or name))
+
+
+def get_method(run: Run, name: str) -> Method:
+    """The method `name` with the run's settings for it."""
+    return make_method(run, name, run.recipe.methods.get(name, {}), f"methods.{name}")

@@ -20,7 +20,6 @@ from guda.baselines.gradients import regular_expression
 from guda.baselines.similarity import exemplars
 from guda.config import Config
 from guda.data.queries import Queries
-from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, NotFinite
 from guda.methods.base import Method, method
 from guda.methods.terms import shard_names
