@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from guda.report.numbers import decimals, interval, plain, signed
+from guda.scoring.numbers import decimals, interval, plain, signed
 
 if TYPE_CHECKING:
     from guda.methods.health import Health

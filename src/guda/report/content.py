@@ -21,10 +21,10 @@ from guda.methods.placebo import Null
 from guda.methods.terms import load_queries
 from guda.report import trust
 from guda.report.cards import MethodView
-from guda.report.verdict import LABELS
 from guda.run.models import asked_data, load_data, model_digest
 from guda.run.run import Run
 from guda.scoring.scores import Scores
+from guda.scoring.verdict import LABELS
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from guda.methods.base import get_method
 from guda.methods.health import DriftFigure, Health, read_health
 from guda.methods.placebo import QUANTILE, Null
 from guda.report.cards import MethodView, Scale
-from guda.report.numbers import decimals, interval, percent, signed
 from guda.run.run import Run
+from guda.scoring.numbers import decimals, interval, percent, signed
 
 NUMBERED = 16  # with more groups, numbers do not fit into the cells; they are in the tooltips
 
