@@ -403,7 +403,7 @@ def test_attribute_in_memory_is_the_runs_estimand_and_agrees(run: Run) -> None:
     model, bank, queries = load_model(run, "base"), Bank.load(folder), terms.load_queries(run, SET)
     data = load_data(run)
     settings = {"strata": 12, "rounds": 6, "block": 64, "seed": 5}
-    found = guda.attribute(model, bank, queries, pilot=data, **settings)
+    found = guda.attribute(model, bank, queries, data=data, **settings)
     plain = guda.attribute(model, bank, queries, **settings)
     stored = Scores.read(steps.scores_path(run, SET, "retrack"))
     assert found.estimand == plain.estimand == stored.estimand
@@ -419,8 +419,9 @@ def test_attribute_in_memory_is_the_runs_estimand_and_agrees(run: Run) -> None:
     steps.change_scoring(run, plan="stratified", **settings)  # the same keys: the run's own numbers
     own = steps.score(run, SET, ["retrack"], Inline())["retrack"]
     np.testing.assert_allclose(plain.score, own.score, rtol=1e-3, atol=1e-4)
-    with pytest.raises(GudaError, match="needs a pilot"):
+    with pytest.raises(GudaError) as e:
         guda.attribute(model, bank, queries, plan="importance")
+    assert e.value.code == "training-images-missing"
     alone = guda.attribute(model, Bank({"0": bank["0"]}), queries, **settings)  # one group only
     np.testing.assert_array_equal(alone.score[:, 0], plain.score[:, 0])
 

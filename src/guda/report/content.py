@@ -20,11 +20,11 @@ from guda.files import digest_file
 from guda.methods.terms import load_queries
 from guda.report import trust
 from guda.report.cards import MethodView
-from guda.report.verdict import LABELS
 from guda.run.models import asked_data, load_data, model_digest
 from guda.run.run import Run
 from guda.scoring.null import Null
 from guda.scoring.scores import Scores
+from guda.scoring.verdict import LABELS
 
 
 @dataclass(frozen=True, eq=False)
