@@ -41,7 +41,8 @@ from guda.methods.base import Method, known_methods, method
 from guda.methods.features import SHARD, FeatureStore
 from guda.methods.residuals import ErrorStore
 from guda.methods.terms import load_queries
-from guda.run.models import architecture, asked_groups, full_tasks, load_data, model_digest, resolve
+from guda.run.data import load_data, scored_groups
+from guda.run.models import architecture, full_tasks, model_digest, resolve
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
@@ -208,7 +209,7 @@ class Trak(Method):
                     "gradients-stale", f"{path} was computed with other weights", header.get("models"), now, fix
                 )
             parts.append(tensors["scores"])
-        groups = asked_groups(self.run)
+        groups = scored_groups(self.run)
         every = load_data(self.run).groups
         return Scores(
             method=self.method_id, unit=self.unit, estimand=self.estimand, queries=queries.ids, groups=groups,
@@ -238,7 +239,7 @@ class Trak(Method):
         return [f"score/{queries}/{self.method_id}", *(self._asked(s).query_stage(queries) for s in self.stores())]
 
     def fit_evals(self) -> float:
-        n, groups = load_data(self.run).n, len(asked_groups(self.run))
+        n, groups = load_data(self.run).n, len(scored_groups(self.run))
         per_image = self.stores()[0].evals + (self.config.residual_timesteps if self.config.residual != "none" else 0)
         return float(n * per_image * len(self.stores()) / groups)
 

@@ -14,7 +14,8 @@ from guda.baselines.residuals import profile
 from guda.files import digest, read_tensors, write_tensors
 from guda.methods.features import SHARD, check_model
 from guda.run import progress
-from guda.run.models import load_data, load_model, model_digest, model_files, prompt_files, training_inputs
+from guda.run.data import load_data, prompt_files
+from guda.run.models import load_model, model_digest, model_files, training_inputs
 from guda.run.run import Run
 from guda.run.settings import run_settings
 from guda.run.task import Task

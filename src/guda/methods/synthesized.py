@@ -23,7 +23,8 @@ from guda.data.queries import Queries
 from guda.errors import GudaError, NotFinite
 from guda.methods.base import Method, method
 from guda.methods.terms import shard_names
-from guda.run.models import architecture, asked_groups, count_weights, load_data, model_files, prompt_files
+from guda.run.data import load_data, prompt_files, scored_groups
+from guda.run.models import architecture, count_weights, model_files
 from guda.run.settings import run_settings
 from guda.run.task import Task
 from guda.scoring.bands import Bands
@@ -135,7 +136,7 @@ class Synthesized(Method):
     def chosen(self) -> list[np.ndarray]:
         """The images that stand for each asked group (positions)."""
         data = load_data(self.run)
-        return [exemplars(data, data.groups.index(name), self.config.per_group) for name in asked_groups(self.run)]
+        return [exemplars(data, data.groups.index(name), self.config.per_group) for name in scored_groups(self.run)]
 
     @property
     def _losses_evals(self) -> int:
@@ -233,14 +234,14 @@ class Synthesized(Method):
         return Scores(
             method=self.method_id, unit=self.unit,
             estimand=f"{config.aggregate} of training losses gained by unlearning the query, {how}",
-            queries=queries.ids, groups=asked_groups(self.run),
+            queries=queries.ids, groups=scored_groups(self.run),
             score=by_group(lambda images: tau[:, images], places, config.aggregate),
             n_evals=round(self._ascent_evals + self._after_evals / len(self.chosen)),  # the ascent serves all groups,
             sign="positive = the images help",
         )  # fmt: skip
 
     def fit_evals(self) -> float:
-        return (self._pass_evals * self.config.fisher_passes + self._losses_evals) / len(asked_groups(self.run))
+        return (self._pass_evals * self.config.fisher_passes + self._losses_evals) / len(scored_groups(self.run))
 
     def score_evals(self) -> float:
         return self._ascent_evals + self._after_evals

@@ -22,7 +22,8 @@ from guda.files import read_tensors, write_tensors
 from guda.methods.synthesized import SHARD, Synthesized, SynthesizedConfig
 from guda.methods.terms import load_queries
 from guda.run import progress
-from guda.run.models import load_data, load_model, model_digest, training_inputs
+from guda.run.data import load_data
+from guda.run.models import load_model, model_digest, training_inputs
 from guda.run.run import Run
 from guda.run.settings import run_settings
 from guda.scoring.settings import Settings
