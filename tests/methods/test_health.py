@@ -18,7 +18,8 @@ from guda.methods.health import Health, leakage, read_health
 from guda.methods.reference import draw_reference, reference
 from guda.methods.regroup import Placebos, fitted_placebos, placebo_size, placebos_of
 from guda.methods.terms import load_queries
-from guda.run.models import load_data, load_model
+from guda.run.data import load_data
+from guda.run.models import load_model
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.scoring.null import Null

@@ -19,7 +19,8 @@ from guda.files import read_json
 from guda.methods import terms
 from guda.methods.base import get_method
 from guda.methods.terms import read_terms, terms_folder
-from guda.run.models import load_data, load_model, run_schedule
+from guda.run.data import load_data
+from guda.run.models import load_model, run_schedule
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.run.settings import halve_block, probe, run_settings
