@@ -32,7 +32,7 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler
 from guda.files import write_tensors
-from guda.methods.features import SHARD
+from guda.run.parts import SHARD
 
 BLOCK, DIM, TRIES = 16, 4096, 5
 PART = 32 * ROWS  # coordinates the Gaussian side is timed on

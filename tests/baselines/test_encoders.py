@@ -74,7 +74,7 @@ def test_blocks_are_filled_up_and_cut() -> None:
         return x.flatten(1).sum(dim=1, keepdim=True)
 
     images = pictures(7, height=4, width=4)
-    found = in_blocks(squares(images, 4), encode, block=3)
+    found = in_blocks(images, lambda some: squares(some, 4), encode, block=3)
     assert seen == [(3, 3, 4, 4)] * 3
     np.testing.assert_allclose(found[:, 0], images.reshape(7, -1).sum(axis=1))
 

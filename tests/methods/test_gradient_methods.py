@@ -19,7 +19,7 @@ from guda.baselines.residuals import profile, residuals
 from guda.errors import GudaError, Mismatch
 from guda.files import read_json, read_tensors, write_json, write_tensors
 from guda.methods.base import get_method, known_methods
-from guda.methods.features import FeatureStore
+from guda.methods.features import FeatureStore, error_tasks
 from guda.methods.terms import load_queries
 from guda.run.models import load_data, load_model
 from guda.run.run import Run
@@ -175,9 +175,7 @@ def test_work_is_shared_and_done_once(run: Run) -> None:
 
 
 def test_a_run_is_byte_identical_however_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("guda.methods.features.SHARD", 5)
-    monkeypatch.setattr("guda.methods.gradient.SHARD", 5)
-    monkeypatch.setattr("guda.methods.residuals.SHARD", 5)
+    monkeypatch.setattr("guda.run.parts.SHARD", 5)
     small = ("dim=16", "timesteps=2", "block=4")
     whole, pieces = copy_run(tmp_path / "one"), copy_run(tmp_path / "two")
     every = {"das": (*small, "residual_timesteps=5", "aggregate=max"), "trak": small}
@@ -199,7 +197,7 @@ def test_shards_do_not_change_a_feature(run: Run, monkeypatch: pytest.MonkeyPatc
     small = ("dim=16", "timesteps=2", "block=4")
     score(run, "tracin", *small)
     whole = torch.cat([b for _, b in get_method(run, "tracin").stores()[0].rows().read()])
-    monkeypatch.setattr("guda.methods.features.SHARD", 7)
+    monkeypatch.setattr("guda.run.parts.SHARD", 7)
     store = get_method(run, "tracin").stores()[0]
     for path in run.path(store.folder).glob("train-*"):
         path.unlink()
@@ -210,11 +208,11 @@ def test_shards_do_not_change_a_feature(run: Run, monkeypatch: pytest.MonkeyPatc
 def test_features_of_other_weights_are_refused(run: Run) -> None:
     score(run, "trak", "dim=16", "timesteps=2")
     store: FeatureStore = get_method(run, "trak").stores()[0]
-    part = load_queries(run, SET).shards(256)[0]
-    path = run.path(store.query_file(part))
+    queries = load_queries(run, SET)
+    path = run.path(store.asked(queries).files[0])
     tensors, header = read_tensors(path)
     write_tensors(path, tensors, header | {"meta": header["meta"] | {"model": "another"}})
-    run.path(get_method(run, "trak").scores_file(part)).unlink()
+    run.path(get_method(run, "trak").made(queries).files[0]).unlink()
     with pytest.raises(Mismatch, match="model differs"):
         steps.score(run, SET, ["trak"], Inline())
 
@@ -236,12 +234,13 @@ def test_nothing_of_other_weights_is_read(run: Run) -> None:
     """The model was exchanged since: features, residuals, vectors and scores are refused, each by itself."""
     score(run, "das", "dim=16", "timesteps=2", "residual_timesteps=5")
     das, queries = get_method(run, "das"), load_queries(run, SET)
-    store, errors = das.stores()[0], das.errors(das.stores()[0])
+    store = das.stores()[0]
     card = run.path("models", "full-s0", "guda.json")
     write_json(card, read_json(card) | {"weights": "others"})
-    for read in (lambda: das.scores(queries), store.rows, errors.read, lambda: das.vectors(0, 0)):
-        with pytest.raises(Mismatch, match="computed with other weights"):
+    for read in (lambda: das.scores(queries), store.rows, lambda: das.residual(store), lambda: das.vectors(0, 0)):
+        with pytest.raises(Mismatch) as e:
             read()
+        assert e.value.code == "features-stale"
 
 
 def test_residuals_do_not_depend_on_shards(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +249,8 @@ def test_residuals_do_not_depend_on_shards(run: Run, monkeypatch: pytest.MonkeyP
     whole = das.residual(das.stores()[0])
     for path in run.path("artifacts").glob("residuals-*/*"):
         path.unlink()
-    monkeypatch.setattr("guda.methods.residuals.SHARD", 7)
-    for task in das.errors(das.stores()[0]).fit():
+    monkeypatch.setattr("guda.run.parts.SHARD", 7)
+    for task in error_tasks(run, 5, "base", 0):
         Inline()(run, [task], "")
     np.testing.assert_array_equal(das.residual(das.stores()[0]), whole)
 

@@ -17,7 +17,7 @@ from guda.baselines.similarity import exemplars
 from guda.baselines.synthesized import Ascent, Query, Samples, losses, unlearn_query
 from guda.errors import GudaError, NotFinite
 from guda.files import read_tensors
-from guda.methods import synthesized, synthesized_work
+from guda.methods import synthesized
 from guda.methods.base import get_method, known_methods
 from guda.methods.terms import load_queries
 from guda.run.models import load_data, load_model
@@ -132,7 +132,6 @@ def test_neither_resuming_nor_order_nor_shards_change_a_bit(
     steps.change_settings(run, [ID], [*SMALL, f"order={order}"])
     twin = Run.open(shutil.copytree(run.root, tmp_path / "twin"))
     monkeypatch.setattr(synthesized, "SHARD", 5)
-    monkeypatch.setattr(synthesized_work, "SHARD", 5)
     whole = score(run)
 
     class Backwards(Inline):
@@ -152,11 +151,10 @@ def test_neither_resuming_nor_order_nor_shards_change_a_bit(
     assert exact(run.root) == exact(twin.root)
     for size in (1, 12):
         monkeypatch.setattr(synthesized, "SHARD", size)
-        monkeypatch.setattr(synthesized_work, "SHARD", size)
         np.testing.assert_array_equal(score(run), whole)
     if order == "first":
         shutil.rmtree(run.path(get_method(run, ID).folder))
-        monkeypatch.setattr(synthesized_work, "DIRECTIONS", 1)  # one query's directions at a time
+        monkeypatch.setattr(synthesized, "DIRECTIONS", 1)  # one query's directions at a time
         np.testing.assert_array_equal(score(run), whole)
 
 
@@ -250,7 +248,7 @@ def test_text_to_image_moves_keys_and_values_only(text: Run, monkeypatch: pytest
             seen.append({n for n, w in self.denoiser.weights().items() if not torch.equal(w, base[n])})
             return super().moved()
 
-    monkeypatch.setattr(synthesized_work, "Ascent", Spy)
+    monkeypatch.setattr(synthesized, "Ascent", Spy)
     few = ("steps=2", "checkpoints=[1]", "scale=length", "per_group=2", "levels=2", "fisher_passes=1", "flips=true")
     found = score(text, *few, "fisher_images=4", queries="mine")
     assert found.shape == (3, 3)
@@ -268,7 +266,7 @@ def test_the_prompt_of_a_query_counts(text: Run) -> None:
     few = ["steps=1", "checkpoints=[]", "scale=length", "per_group=1", "levels=2", "fisher_passes=1", "fisher_images=4"]
     steps.change_settings(text, [ID], few)
     steps.fit(text, [ID], Inline())
-    work = synthesized_work._Work(text, get_method(text, ID).config.model_dump(mode="json"))
+    work = synthesized._Work(text, get_method(text, ID).config.model_dump(mode="json"))
     x = work.model.encode(load_queries(text, "mine").images[:1])[0]
     ascent = work.ascent()
     told = work.model.condition(["An artwork of Dogs, with red", "An artwork of Sea, with blue"])

@@ -124,7 +124,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(int(np.prod(draws.eps.shape[:3])))
         return all_squared_errors(denoiser, draws, block, cond)
 
-    monkeypatch.setattr("guda.methods.terms.all_squared_errors", counted)
+    monkeypatch.setattr("guda.scoring.scorer.all_squared_errors", counted)
     return seen
 
 

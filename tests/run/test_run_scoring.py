@@ -23,7 +23,7 @@ from guda.run.models import load_data, load_model, run_schedule
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.run.settings import halve_block, probe, run_settings
-from guda.scoring import pilot
+from guda.scoring import pilot, scorer
 from guda.scoring.scores import Scores
 from guda.scoring.settings import OutOfMemory, Settings, candidates
 from guda.unlearning.bank import Bank
@@ -45,8 +45,8 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(int(np.prod(draws.eps.shape[:3])))
         return real(denoiser, draws, block, cond)
 
-    real = terms.all_squared_errors
-    monkeypatch.setattr(terms, "all_squared_errors", spy)
+    real = scorer.all_squared_errors
+    monkeypatch.setattr(scorer, "all_squared_errors", spy)
     return asked
 
 

@@ -121,4 +121,4 @@ def efficientnet(
     def encode(x: torch.Tensor) -> torch.Tensor:
         return features(network(weights, (x.to(device) - MEAN) / STD, last))
 
-    return lambda images: in_blocks(squares(images, size), encode)
+    return lambda images: in_blocks(images, lambda some: squares(some, size), encode)

@@ -1,8 +1,7 @@
 """Image encoders that are networks: pictures in, one vector each out, whatever else is in the batch.
 
-Networks see blocks of a fixed number of pictures, the last one filled up, because kernels are chosen by shape: the
-vector of a picture would otherwise depend in its last bits on how many others came with it. Pictures are scaled and
-cut as the encoder's own `preprocessor_config.json` says, with Pillow; torchvision is not needed.
+Pictures are scaled and cut as the encoder's own `preprocessor_config.json` says, with Pillow; torchvision is not
+needed. Networks see blocks of a fixed number of pictures (guda/blocks.py).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from guda.blocks import blocks
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -50,28 +50,19 @@ def squares(images: np.ndarray, size: int, crop: int | None = None, resample: in
 
 
 def in_blocks(
-    pictures: Iterable[np.ndarray], encode: Callable[[torch.Tensor], torch.Tensor], block: int = BLOCK
+    images: np.ndarray,
+    prepare: Callable[[np.ndarray], Iterable[np.ndarray]],
+    encode: Callable[[torch.Tensor], torch.Tensor],
+    block: int = BLOCK,
 ) -> np.ndarray:
-    """float64 [n, d]: `encode` sees exactly `block` pictures each time; zeros fill up the last."""
+    """float64 [n, d]: `encode` sees exactly `block` prepared pictures each time."""
     import torch
 
-    found: list[np.ndarray] = []
-    waiting: list[np.ndarray] = []
-
-    def flush() -> None:
-        batch = np.zeros((block, *waiting[0].shape), np.float32)
-        batch[: len(waiting)] = waiting
+    found = []
+    for rows in blocks(len(images), block):
+        batch = torch.from_numpy(np.stack(list(prepare(rows.take(images)))))
         with torch.inference_mode():
-            features = encode(torch.from_numpy(batch))
-        found.append(features[: len(waiting)].double().cpu().numpy())
-        waiting.clear()
-
-    for picture in pictures:
-        waiting.append(picture)
-        if len(waiting) == block:
-            flush()
-    if waiting:
-        flush()
+            found.append(encode(batch)[: rows.n].double().cpu().numpy())
     return np.concatenate(found)
 
 
@@ -145,4 +136,5 @@ def transformer(name: str, only_clip: bool = False) -> Callable[[np.ndarray], np
     def encode(x: torch.Tensor) -> torch.Tensor:
         return network((x.to(mean.device) * scale - mean) / std)
 
-    return lambda images: in_blocks(squares(images, size, crop, int(settings.get("resample", 3))), encode)
+    resample = int(settings.get("resample", 3))
+    return lambda images: in_blocks(images, lambda some: squares(some, size, crop, resample), encode)

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from pydantic import Field, field_validator
 
-from guda.baselines.gradients import Gradients, Mode, Output, blocks, regular_expression
+from guda.baselines.gradients import Gradients, Mode, Output, regular_expression
 from guda.baselines.sketch import PATTERN, Sketch, make_sketch
+from guda.blocks import blocks
 from guda.config import Config
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
@@ -94,18 +95,18 @@ class Featuriser:
     ) -> torch.Tensor:
         """float32 [n, dim]; `precondition` changes gradients before they are sketched (K-FAC, a diagonal Fisher)."""
         device, parts = self.denoiser.device, []
-        for wanted, index in blocks(len(x0), self.config.block):
-            tick(int(index[0]), len(x0))
-            x_t, target = self._noised(x0[index], [ids[i] for i in index.tolist()], split)
-            told = None if cond is None else cond[index].to(device)
+        for rows in blocks(len(x0), self.config.block):
+            tick(rows.start, len(x0))
+            x_t, target = self._noised(rows.take(x0), [ids[i] for i in rows.index], split)
+            told = None if cond is None else rows.take(cond).to(device)
             gradients = self._gradients(x_t.to(device), target.to(device), told)
-            out = self.sketch.zeros(len(index), device)
+            out = self.sketch.zeros(rows.size, device)
             if precondition is not None:
                 gradients = precondition(gradients)
             while gradients:  # each weight's part is let go as soon as it is added
                 name, values = gradients.popitem()
                 self.sketch.add(out, name, values)
-            parts.append(out[:wanted].cpu())
+            parts.append(out[: rows.n].cpu())
         found = torch.cat(parts)
         if not bool(torch.isfinite(found).all()):
             bad = ids[int((~torch.isfinite(found)).any(dim=1).nonzero()[0])]

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from guda.baselines.gradients import Gradients, blocks
+from guda.baselines.gradients import Gradients
+from guda.blocks import blocks
 from guda.diffusion.cond import Cond
 from guda.diffusion.noise import KeyedNoise
 from guda.errors import NotFinite
@@ -48,18 +49,18 @@ def fisher_pass(
     block = block or per_sample_block(gradients.sizes)
     total = {name: torch.zeros(size, dtype=torch.float64, device=device) for name, size in gradients.sizes.items()}
     noise = KeyedNoise()
-    for wanted, index in blocks(len(x0), block):
-        x = x0[index]
+    for rows in blocks(len(x0), block):
+        x = rows.take(x0)
         t, eps = torch.empty(block, dtype=torch.int64), torch.empty_like(x)
-        for row, i in enumerate(index.tolist()):
+        for row, i in enumerate(rows.index):
             rng = noise.at("fisher", seed, ids[i], number)
             t[row] = int(rng.integers(schedule.T))
             eps[row] = torch.from_numpy(rng.standard_normal(x.shape[1:], dtype="float32"))
         x_t, target = (v[:, None].to(device) for v in (schedule.add_noise(x, eps, t), schedule.target(x, eps, t)))
-        told = None if cond is None else cond[index].to(device)
+        told = None if cond is None else rows.take(cond).to(device)
         for name, g in gradients(x_t, t[:, None].to(device), target, told).items():
-            total[name] += g[:wanted].square().sum(0, dtype=torch.float64)
-        tick(int(index[0]) + wanted, len(x0))
+            total[name] += g[: rows.n].square().sum(0, dtype=torch.float64)
+        tick(rows.stop, len(x0))
     return {name: value / len(x0) for name, value in total.items()}
 
 

@@ -14,7 +14,7 @@ networks that torch.func cannot batch. Both give the same gradients up to roundi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -130,9 +130,3 @@ class Gradients:
             out = f(weights, x_t[i], target[i], t[i] if t.ndim == 2 else t, {k: v[i] for k, v in told.items()})
             rows.append(torch.autograd.grad(out, list(weights.values()), allow_unused=True, materialize_grads=True))
         return {name: torch.stack(parts) for name, parts in zip(weights, zip(*rows, strict=True), strict=True)}
-
-
-def blocks(n: int, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """(how many are wanted, positions): blocks of one size, the last padded, so that no sample's bits depend on n."""
-    for first in range(0, n, size):
-        yield min(size, n - first), torch.arange(first, first + size).clamp_(max=n - 1)

@@ -88,19 +88,41 @@ def _preset(name: str, base: type[GradientConfig], **defaults: Any) -> type[Grad
     return create_model(name, __base__=base, __module__=__name__, **fields)
 
 
-TrakConfig = _preset("TrakConfig", GradientConfig, lam=100.0, lam_scale="raw_gaussian")
-
-DtrakConfig = _preset("DtrakConfig", TrakConfig, output="squared_norm", lam=1000.0)
-
-DasConfig = _preset(
+_TRAK = _preset("TrakConfig", GradientConfig, lam=100.0, lam_scale="raw_gaussian")
+_DAS = _preset(
     "DasConfig", GradientConfig, output="mean_output", normalize=True, lam=0.01, residual="normalized", leverage=1,
     aggregate="mean",
 )  # fmt: skip
+_DAS_PUBLIC = _preset("DasPublicConfig", _DAS, leverage=0)
 
-DasPublicConfig = _preset("DasPublicConfig", DasConfig, leverage=0)
-
-DasSquaredConfig = _preset("DasSquaredConfig", DasPublicConfig, square=True)
-
-TracinConfig = _preset("TracinConfig", GradientConfig, kernel="none")
-
-RelatifConfig = _preset("RelatifConfig", TrakConfig, divide="influence")
+# method id -> its settings, and what it is in one line
+PRESETS: dict[str, tuple[type[GradientConfig], str]] = {
+    "trak": (
+        _TRAK,
+        "TRAK: gradients of the loss through a ridge kernel; + = the images help (a baseline)",
+    ),
+    "dtrak": (
+        _preset("DtrakConfig", _TRAK, output="squared_norm", lam=1000.0),
+        "D-TRAK: gradients of the output's squared norm through a ridge kernel; + = similar, helps (a baseline)",
+    ),
+    "das": (
+        _DAS,
+        "DAS: change of the predicted noise when an image leaves, linearised; + = the images help (a baseline)",
+    ),
+    "das-public": (
+        _DAS_PUBLIC,
+        "DAS as its public code has it: residuals, no leverage; + = the images help (a baseline)",
+    ),
+    "das-squared": (
+        _preset("DasSquaredConfig", _DAS_PUBLIC, square=True),
+        "the square of das-public: how much images act, for or against (a baseline)",
+    ),
+    "tracin": (
+        _preset("TracinConfig", GradientConfig, kernel="none"),
+        "TracIn at the last checkpoint: gradient of the picture times gradients of the images; + = helps (a baseline)",
+    ),
+    "relatif": (
+        _preset("RelatifConfig", _TRAK, divide="influence"),
+        "RelatIF: TRAK's influence divided by how far an image moves the model; + = helps (a baseline)",
+    ),
+}

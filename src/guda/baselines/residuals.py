@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from guda.baselines.features import grid
-from guda.baselines.gradients import blocks
+from guda.blocks import blocks
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import generator
@@ -41,14 +41,14 @@ def profile(
     for s, time in enumerate(times):
         tick(s, levels)
         eps = torch.from_numpy(generator("residuals", seed, int(time)).standard_normal(denoiser.shape, np.float32))
-        for wanted, index in blocks(len(x0), block):
+        for rows in blocks(len(x0), block):
             t = torch.full((block,), int(time))
-            x, noise = x0[index], eps.expand(block, *eps.shape)
+            x, noise = rows.take(x0), eps.expand(block, *eps.shape)
             x_t, target = denoiser.schedule.add_noise(x, noise, t), denoiser.schedule.target(x, noise, t)
-            told = None if cond is None else cond[index].to(device)
+            told = None if cond is None else rows.take(cond).to(device)
             error = denoiser.raw(x_t.to(device), t.to(device), told) - target.to(device)
             e = error.double().square().flatten(1).mean(dim=1).cpu().numpy()
-            found[int(index[0]) : int(index[0]) + wanted, s] = e[:wanted]
+            found[rows.start : rows.stop, s] = e[: rows.n]
     if not np.isfinite(found).all():
         raise NotFinite(
             "network-not-finite", "the network returned NaN or infinity for a training image; are its weights sound?"

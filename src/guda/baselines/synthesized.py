@@ -20,11 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field, field_validator, model_validator
 
-from guda.baselines.gradients import Gradients, blocks, chosen_weights
+from guda.baselines.aggregate import PATTERN
+from guda.baselines.gradients import KEYS_AND_VALUES, Gradients, chosen_weights, regular_expression
+from guda.blocks import blocks
+from guda.config import Config
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import KeyedNoise
@@ -32,6 +37,72 @@ from guda.diffusion.noise import KeyedNoise
 CHECK = 10  # steps between looks at how far the weights have gone
 
 TINY = 1e-300  # a gradient of zero has no direction: nothing moves
+
+
+class SynthesizedConfig(Config):
+    weights: str = Field(
+        "auto",
+        description="Which weights move: all, those whose name a regular expression finds, or auto: the keys and "
+        "values of cross-attention in text-to-image models, all in others.",
+    )
+    lr: float = Field(0.01, ge=0, description="Size of the steps, see scale; 0.1 with scale: n is the paper's.")
+    scale: Literal["length", "n", "none"] = Field(
+        "length",
+        description="length: steps along g/(F + damping) of one length, all together as long as lr times the weights; "
+        "n: lr/N g/(F + damping) for N training images, which diverges where a network fits well; none: without 1/N.",
+    )
+    steps: int = Field(100, gt=0, description="Steps of unlearning a query.")
+    checkpoints: tuple[int, ...] = Field(
+        (10, 25, 50, 100), description="Steps after which losses are taken, up to `steps`, which always is one."
+    )
+    at: int | None = Field(None, gt=0, description="The checkpoint that scores are read at; null: the last.")
+    levels: int = Field(10, gt=0, description="Timesteps of one step, and of a training image's loss.")
+    per_group: int | None = Field(20, gt=0, description="Images that stand for a group, drawn by its name; null: all.")
+    flips: bool = Field(
+        False, description="Also follow mirrored training images; the larger change of each pair counts."
+    )
+    fisher_passes: int = Field(5, gt=0, description="Times that the Fisher information sees each of its images.")
+    fisher_images: int | None = Field(1000, gt=0, description="Training images that it is taken over; null: all.")
+    damping: float = Field(1e-3, gt=0, description="Added to the Fisher information, in units of its mean.")
+    cap: float = Field(1.0, gt=0, description="The ascent has diverged once the weights moved by this of their length.")
+    order: Literal["steps", "first"] = Field(
+        "steps", description="steps: ascend and evaluate; first: to first order in lr, products of gradients only."
+    )
+    aggregate: str = Field(
+        "sum", pattern=PATTERN, description="From a group's images to its score: sum, mean, max, median or top<m>."
+    )
+    per_sample: Literal["vmap", "loop"] = Field(
+        "vmap", description="How gradients of single samples are taken; loop where a network cannot be batched."
+    )
+    seed: int = Field(0, ge=0, description="Seed of timesteps, noise and the images of the Fisher information.")
+
+    @field_validator("weights")
+    @classmethod
+    def _expression(cls, value: str) -> str:
+        return regular_expression(value)
+
+    @model_validator(mode="after")
+    def _together(self) -> SynthesizedConfig:
+        if any(c < 1 for c in self.checkpoints) or list(self.checkpoints) != sorted(set(self.checkpoints)):
+            raise ValueError(f"checkpoints {list(self.checkpoints)} must be numbers of steps, increasing")
+        if self.at is not None and self.at not in self.reached:
+            raise ValueError(f"at = {self.at} is no checkpoint; losses are taken after {list(self.reached)} steps")
+        return self
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        return (*(c for c in self.checkpoints if c < self.steps), self.steps)
+
+    @property
+    def place(self) -> int:
+        """Where among the checkpoints scores are read."""
+        return self.reached.index(self.at or self.steps)
+
+    def pattern(self, model: Denoiser) -> str:
+        """`weights`, with `auto` spelled out for this model."""
+        if self.weights != "auto":
+            return self.weights
+        return "all" if model.frozen is None else KEYS_AND_VALUES
 
 
 @dataclass(frozen=True)
@@ -66,13 +137,14 @@ def losses(denoiser: Denoiser, samples: Samples, t: torch.Tensor, block: int) ->
     """float64 [n]: each sample's mean squared error over the timesteps t [L] and pixels. Blocks of one size, padded."""
     schedule, device, levels = denoiser.schedule, denoiser.device, len(t)
     found = []
-    for wanted, index in blocks(len(samples) * levels, block):
+    for rows in blocks(len(samples) * levels, block):
+        index = torch.tensor(rows.index)
         owner, at = index // levels, t[index % levels]
         x0, eps = samples.x0[owner], samples.eps[owner]
         told = None if samples.cond is None else samples.cond[owner].to(device)
         out = denoiser.raw(schedule.add_noise(x0, eps, at).to(device), at.to(device), told)
         error = out - schedule.target(x0, eps, at).to(device)
-        found.append(error.double().square().flatten(1).mean(1)[:wanted].cpu().numpy())
+        found.append(error.double().square().flatten(1).mean(1)[: rows.n].cpu().numpy())
     return np.concatenate(found).reshape(-1, levels).mean(axis=1)
 
 
@@ -203,15 +275,15 @@ def first_order(
     a shape of its own, so none depends on which queries are asked together."""
     schedule, device = gradients.denoiser.schedule, gradients.denoiser.device
     parts = []
-    for wanted, index in blocks(len(samples), block):
+    for rows in blocks(len(samples), block):
         shape = (block, len(t), *samples.x0.shape[1:])
-        x0, eps = (v[index][:, None].expand(shape).flatten(0, 1) for v in (samples.x0, samples.eps))
+        x0, eps = (rows.take(v)[:, None].expand(shape).flatten(0, 1) for v in (samples.x0, samples.eps))
         at = t.repeat(block)
         x_t, target = (f(x0, eps, at).reshape(shape).to(device) for f in (schedule.add_noise, schedule.target))
-        told = None if samples.cond is None else samples.cond[index].to(device)
+        told = None if samples.cond is None else rows.take(samples.cond).to(device)
         found = gradients(x_t, t.to(device), target, told)
-        rows = [torch.stack([(d[name] @ g.T).double() for name, g in found.items()]).sum(0) for d in towards]
-        parts.append(torch.stack(rows)[..., :wanted].cpu().numpy())
+        products = [torch.stack([(d[name] @ g.T).double() for name, g in found.items()]).sum(0) for d in towards]
+        parts.append(torch.stack(products)[..., : rows.n].cpu().numpy())
     return np.concatenate(parts, axis=2)
 
 

@@ -92,7 +92,7 @@ class Fields:
         return {field: (self._annotation(field, name), None) for field, name in self.names.items()}
 
     def _annotation(self, field: str, name: str) -> Any:
-        """typer checks whole numbers; everything else is checked with the recipe, whose errors name the field."""
+        """Whole numbers are checked by typer; everything else when the recipe is read, which names the field."""
         about = self.config.model_fields[field]
         kind = next((t for t in get_args(about.annotation) if t is not NoneType), about.annotation)
         limits: dict[str, Any] = {}

@@ -88,11 +88,11 @@ def init(
 
 
 def _recipe(name: str | None, data: Changes, model: Changes) -> Recipe:
-    from guda.run.recipe import Recipe, builtin_recipe, read_recipe
+    from guda.run.recipe import Recipe, preset, read_recipe
 
     if name is None:
-        own = "own-style" if "content_by" in data else "own-data"  # images of the same things in several styles
-        base: dict[str, Any] = builtin_recipe(own).model_dump(mode="json")
+        # images of the same things in several styles are what text-to-image models are asked about
+        base: dict[str, Any] = preset(text_to_image="content_by" in data).model_dump(mode="json")
         if "source" not in data:
             raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
         base["name"] = Path(data["source"]).name or data["source"]

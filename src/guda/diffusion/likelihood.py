@@ -22,6 +22,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from guda.blocks import blocks
 from guda.config import LikelihoodConfig
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
@@ -230,6 +231,5 @@ def _pieces(n_seeds: int, n: int, config: LikelihoodConfig) -> Iterator[tuple[sl
             for i in range(n):
                 yield slice(k, k + 1), slice(i, i + 1), np.array([i])
         return
-    for start in range(0, n, config.block):
-        padded = np.minimum(np.arange(start, start + config.block), n - 1)
-        yield slice(0, n_seeds), slice(start, min(start + config.block, n)), padded
+    for block in blocks(n, config.block):
+        yield slice(0, n_seeds), slice(block.start, block.stop), np.array(block.index)

@@ -48,7 +48,7 @@ def execute_multi_gpu(root: str, task: Task, world_size: int) -> float:
             time.sleep(0.1)
     finally:
         if any(p.poll() for p in processes):
-            time.sleep(distributed.MEETING / 10)  # those that meet the same error exit by themselves
+            time.sleep(distributed.FAILURE_WINDOW / 10)  # those that meet the same error exit by themselves
         for process in processes:
             process.kill()
         for reader in readers:

@@ -124,4 +124,4 @@ def make_method(run: Run, name: str, settings: Mapping[str, Any], where: str = "
 
 def get_method(run: Run, name: str) -> Method:
     """The method `name` with the run's settings for it."""
-    return make_method(run, name, run.recipe.methods.get(name, {}), f"methods.{name}")
+    return make_method(run, name, run.recipe.settings(name), f"methods.{name}")

@@ -22,7 +22,7 @@ from guda.data.groups import Groups
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.methods.elbo import ElboMethod
-from guda.methods.race import last_look
+from guda.methods.race import run_race
 from guda.methods.regroup import Subset
 from guda.run.models import load_data
 from guda.run.plan import run_plan
@@ -100,7 +100,7 @@ def descend(
     for depth, level in enumerate(levels):
         last = depth == len(levels) - 1
         here = replace(rule, top=rule.top if last else keep, budget=budget)
-        scores = last_look(at_level(method, level), queries, here, work, start or _all(queries, level))
+        scores = run_race(at_level(method, level), queries, here, work, start or _all(queries, level))
         found.append(scores)
         if not last:
             begun = np.ones(scores.score.shape, bool) if start is None else start.start

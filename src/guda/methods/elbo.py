@@ -9,7 +9,7 @@ the method says so, taken draw by draw so that its error bar is that of the mean
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -18,15 +18,14 @@ import numpy as np
 from guda.data.groups import Groups
 from guda.data.queries import Queries
 from guda.methods.base import Method
-from guda.methods.terms import ModelRef, families, read_terms, score_tasks
+from guda.methods.terms import ModelRef, run_scorer, score_tasks
 from guda.run.models import asked_groups, load_data, run_schedule
 from guda.run.plan import run_plan
 from guda.run.task import Task
+from guda.scoring import scorer
 from guda.scoring.bands import Bands
-from guda.scoring.drift import SUBTRACTED, Drift
-from guda.scoring.estimate import difference, rank_columns, stack_estimates
+from guda.scoring.drift import Drift
 from guda.scoring.scores import Scores
-from guda.scoring.terms import Terms
 from guda.unlearning.bank import file_name
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 Set = tuple[ModelRef, dict[str, ModelRef]]  # a full model, and its counterfactual per group
 
-Reader = Callable[[ModelRef], Terms]
+Reader = scorer.Reader[ModelRef]
 
 
 class ElboMethod(Method):
@@ -107,14 +106,7 @@ class ElboMethod(Method):
 
     def reader(self, queries: Queries, bands: Bands | None = None) -> Reader:
         """Reads each model's terms once, however many scores are made of them."""
-        cache: dict[ModelRef, Terms] = {}
-
-        def read(model: ModelRef) -> Terms:
-            if model not in cache:
-                cache[model] = read_terms(self.run, queries, model, bands)
-            return cache[model]
-
-        return read
+        return run_scorer(self.run).reader(queries, self.run.recipe.scoring.rounds, bands)
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         return self.combine(queries, self.sets(), self.method_id, self.reader(queries, bands), bands)
@@ -126,9 +118,9 @@ class ElboMethod(Method):
         every = {self.method_id: self.sets()} | named
         return {name: self.combine(queries, sets, name, read, bands) for name, sets in every.items()}
 
-    def shares(self, t: np.ndarray, n_sets: int) -> list[np.ndarray | float]:
+    def shares(self, t: np.ndarray, n_sets: int) -> Sequence[np.ndarray | float]:
         """How much each set counts at t; they sum to one."""
-        return [1 / n_sets] * n_sets
+        return scorer.equal_shares(t, n_sets)
 
     def drift(self, bands: Bands | None = None) -> Drift | None:
         """What is subtracted from every score of a group; only unlearned models have it, and only when asked."""
@@ -136,27 +128,12 @@ class ElboMethod(Method):
 
     def contributions(self, sets: list[Set], read: Reader) -> np.ndarray:
         """Paired nats [R, Q, G, S], the mean over sets."""
-        shares = self.shares(read(sets[0][0]).t, len(sets))
-        return np.stack(
-            [
-                np.sum([w * (read(c[g]).kl - read(f).kl) for w, (f, c) in zip(shares, sets, strict=True)], axis=0)
-                for g in self.groups
-            ],
-            axis=2,
-        )
+        return scorer.contributions(sets, self.groups, read, self.shares)
 
     def combine(self, queries: Queries, sets: list[Set], name: str, read: Reader, bands: Bands | None) -> Scores:
-        plan = run_plan(self.run)
-        d, drift = self.contributions(sets, read), self.drift(bands)
-        if drift is not None:
-            d = drift.spread(d)
-        found = stack_estimates([difference(d[:, :, g], grid=bool(plan.grid)) for g in range(len(self.groups))])
-        estimand = plan.estimand + (f", bands {bands.name} only" if bands else "")
-        return Scores(
-            method=name, unit=self.unit, estimand=estimand + (SUBTRACTED if drift else ""),
-            queries=queries.ids, groups=self.groups,
-            n_evals=sum(_networks(sets)) * plan.evals_per_round * self.run.recipe.scoring.rounds,
-            **(drift.widen(found) if drift else found), **rank_columns(d, drift.cov if drift else 0.0),
+        return scorer.combine(
+            self.contributions(sets, read), run_plan(self.run), sum(scorer.networks(sets)), bands, self.drift(bands),
+            method=name, unit=self.unit, queries=queries.ids, groups=self.groups,
         )  # fmt: skip
 
     def values(self, queries: Queries, bands: Sequence[Bands]) -> list[np.ndarray]:
@@ -182,7 +159,7 @@ class ElboMethod(Method):
 
     def networks(self) -> tuple[int, int]:
         """(shared, each): one draw of n groups costs shared + each n network evaluations."""
-        return _networks(self.sets())
+        return scorer.networks(self.sets())
 
     def score_evals(self) -> float:
         shared, each = self.networks()
@@ -193,12 +170,3 @@ class ElboMethod(Method):
 def has_counterfactuals(method: Method) -> TypeIs[ElboMethod]:
     """Asks for the capability, and tells the type checker."""
     return method.counterfactuals
-
-
-def _networks(sets: list[Set]) -> tuple[int, int]:
-    def count(groups: int) -> int:
-        used = dict.fromkeys(m for full, others in sets for m in (full, *list(others.values())[:groups]))
-        return len(families(used))  # the members of a rule share one
-
-    each = count(2) - count(1)
-    return count(1) - each, each

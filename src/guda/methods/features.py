@@ -1,18 +1,19 @@
-"""A run's gradient features as tasks: made once, whichever of the gradient methods asks first.
+"""What the gradient methods keep of training images and queries, made once, whichever of them asks first.
 
-    RUN/artifacts/features-<hash>/train-<shard>.safetensors      training images, in the data's order
+    RUN/artifacts/features-<hash>/train-<shard>.safetensors      features of the training images, in the data's order
     RUN/artifacts/features-<hash>/gram.safetensors               their Gram matrix
-    RUN/artifacts/features-<hash>/spectrum.safetensors           its eigendecomposition, where asked for
-    RUN/artifacts/features-<hash>/queries-<shard>.safetensors    queries, a shard named by its content
+    RUN/artifacts/features-<hash>/spectrum.safetensors           its eigendecomposition, where a method asks for it
+    RUN/artifacts/features-<hash>/queries-<shard>.safetensors    features of queries
+    RUN/artifacts/residuals-<hash>/errors-<shard>.safetensors    squared errors of the training images
 
-The hash is of the settings that decide a feature, the network's name and the seed, and of the curvature that gradients
-are seen through, if any (K-FAC). Every file says what it was made
-with, the digest of the weights included, and files that differ in that never meet.
+The hash is of the settings that decide a feature, the network's name, the seed, and the curvature that gradients are
+seen through, if any (K-FAC). The header of a file holds these and the digest of the weights, and features whose
+headers differ are never combined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 
 from guda.baselines.curvature import Through
 from guda.baselines.features import FeatureConfig, Featuriser, Split, feature_settings, meet
+from guda.baselines.residuals import profile
 from guda.baselines.ridge import Rows, Spectrum, gram
 from guda.config import parse_config
 from guda.data.queries import Queries
@@ -36,10 +38,14 @@ from guda.run.models import (
     prompt_files,
     training_inputs,
 )
+from guda.run.parts import Sharded, image_shards, query_shard, query_shards
 from guda.run.run import Run
+from guda.run.settings import run_settings
 from guda.run.task import Task
 
-SHARD = 256  # images of one task: what a kill loses at most
+HERE = "guda.methods.features"
+
+STALE = "features-stale"
 
 
 @dataclass(frozen=True)
@@ -61,14 +67,6 @@ class FeatureStore:
     def folder(self) -> str:
         return f"artifacts/{self.name}"
 
-    def _args(self) -> dict[str, Any]:
-        made = {"config": feature_settings(self.config), "model": self.model, "seed": self.seed}
-        return made | ({"through": asdict(self.through)} if self.through else {})
-
-    @property
-    def _needs(self) -> tuple[str, ...]:
-        return model_files(self.run, self.model) + ((self.through.file,) if self.through else ())
-
     @property
     def evals(self) -> float:
         """Evaluation units of one image: forward and backward at every timestep."""
@@ -80,50 +78,18 @@ class FeatureStore:
         config = self.config
         return count_weights(self.run, config.weights) if config.sketch == "identity" else config.dim
 
-    def shards(self) -> list[str]:
-        count = -(-load_data(self.run).n // SHARD)
-        return [f"{self.folder}/train-{i:05d}.safetensors" for i in range(count)]
+    def with_output(self, output: Any) -> FeatureStore:
+        """The same features of another function."""
+        return replace(self, config=self.config.model_copy(update={"output": output}))
 
-    # ---- tasks --------------------------------------------------------------------------------------------
+    # ---- files and tasks ------------------------------------------------------------------------------------
 
-    def fit(self, spectrum: bool = False, kernel: bool = True) -> list[Task]:
-        """Features of the training images; with their Gram matrix and its spectrum where a kernel needs them."""
-        needs = self._needs + prompt_files(self.run)
-        stage, n, dim, shards = f"fit/{self.name}", load_data(self.run).n, self.dim, self.shards()
-        tasks = [
-            Task(
-                name=f"{self.name} of training images {i * SHARD}..{min(n, (i + 1) * SHARD) - 1}", stage=stage,
-                fn="guda.methods.features:make_train", args=self._args() | {"shard": i}, makes=(shards[i],),
-                needs=needs, cost=self.evals * min(SHARD, n - i * SHARD), bytes=4 * dim * min(SHARD, n - i * SHARD),
-            )
-            for i in range(len(shards))
-        ]  # fmt: skip
-        files = [(self.gram_file, "make_gram", tuple(shards))] if kernel else []
-        files += [(self.spectrum_file, "make_spectrum", (self.gram_file,))] if kernel and spectrum else []
-        for file, fn, before in files:
-            tasks.append(
-                Task(
-                    name=f"{self.name} {fn.removeprefix('make_')}", stage=stage, fn=f"guda.methods.features:{fn}",
-                    args=self._args(), makes=(file,), needs=before, bytes=8 * min(n, dim) ** 2,
-                )
-            )  # fmt: skip
-        return tasks
+    @property
+    def train(self) -> Sharded:
+        return Sharded(self.run, f"{self.folder}/train-*.safetensors", image_shards(self.run))
 
-    def query_stage(self, queries: str) -> str:
-        return f"score/{queries}/{self.name}"
-
-    def query_tasks(self, queries: Queries) -> list[Task]:
-        stage = self.query_stage(queries.name)
-        return [
-            Task(
-                name=f"{self.name} of {queries.name}/{i}", stage=stage, fn="guda.methods.features:make_queries",
-                args=self._args() | {"queries": queries.name, "shard": i}, makes=(self.query_file(part),),
-                needs=self._needs, cost=self.evals * part.n, bytes=4 * self.dim * part.n,
-            )
-            for i, part in enumerate(queries.shards(SHARD))
-        ]  # fmt: skip
-
-    # ---- files --------------------------------------------------------------------------------------------
+    def asked(self, queries: Queries) -> Sharded:
+        return Sharded(self.run, f"{self.folder}/queries-*.safetensors", query_shards(queries))
 
     @property
     def gram_file(self) -> str:
@@ -133,8 +99,43 @@ class FeatureStore:
     def spectrum_file(self) -> str:
         return f"{self.folder}/spectrum.safetensors"
 
-    def query_file(self, part: Queries) -> str:
-        return f"{self.folder}/queries-{part.digest[:16]}.safetensors"
+    def _args(self) -> dict[str, Any]:
+        made = {"config": feature_settings(self.config), "model": self.model, "seed": self.seed}
+        return made | ({"through": asdict(self.through)} if self.through else {})
+
+    @property
+    def _needs(self) -> tuple[str, ...]:
+        return model_files(self.run, self.model) + ((self.through.file,) if self.through else ())
+
+    def fit(self, spectrum: bool = False, kernel: bool = True) -> list[Task]:
+        """Features of the training images; with their Gram matrix and its spectrum where a kernel needs them."""
+        stage, args, needs, dim = f"fit/{self.name}", self._args(), self._needs + prompt_files(self.run), self.dim
+        side = min(load_data(self.run).n, dim)
+        tasks = self.train.tasks(
+            f"{self.name} of {{}}", stage, f"{HERE}:make_train", args, needs, evals=self.evals, bytes=4 * dim
+        )
+        if kernel:
+            tasks.append(
+                Task(f"{self.name} gram", stage, f"{HERE}:make_gram", args, (self.gram_file,), self.train.files,
+                     bytes=8 * side**2)
+            )  # fmt: skip
+        if kernel and spectrum:
+            tasks.append(
+                Task(f"{self.name} spectrum", stage, f"{HERE}:make_spectrum", args, (self.spectrum_file,),
+                     (self.gram_file,), bytes=8 * side**2)
+            )  # fmt: skip
+        return tasks
+
+    def query_stage(self, queries: str) -> str:
+        return f"score/{queries}/{self.name}"
+
+    def query_tasks(self, queries: Queries) -> list[Task]:
+        return self.asked(queries).tasks(
+            f"{self.name} of {{}}", self.query_stage(queries.name), f"{HERE}:make_queries",
+            self._args() | {"queries": queries.name}, self._needs, evals=self.evals, bytes=4 * self.dim,
+        )  # fmt: skip
+
+    # ---- what is in the files -------------------------------------------------------------------------------
 
     def featuriser(self) -> Featuriser:
         model, known = load_model(self.run, self.model), model_digest(self.run, self.model)
@@ -142,57 +143,40 @@ class FeatureStore:
 
     def meta(self) -> dict[str, Any]:
         """What the stored features were made with; refused if that is not the present network."""
-        file = self.shards()[0]
-        found = read_header(self.run.path(file))[0]["meta"]
-        check_model(self.run, self.model, found.get("model"), file)
-        return found
+        path, now = self.run.path(self.train.files[0]), model_digest(self.run, self.model)
+        meta: dict[str, Any] = read_header(path)[0]["meta"]
+        if meta.get("model") != now:
+            fix = f"delete {path.parent} and run the command again"
+            what = f"{path} was computed with other weights of {self.model}"
+            raise Mismatch(STALE, what, meta.get("model"), now, fix)
+        return meta
+
+    def read(
+        self, file: str, key: str = "features", meta: dict[str, Any] | None = None, free: tuple[str, ...] = ()
+    ) -> torch.Tensor:
+        """A tensor of a file; refused where it may not meet `meta`, the training images' features."""
+        tensors, header = read_tensors(self.run.path(file))
+        meet(meta or self.meta(), header["meta"], str(self.run.path(file)), free)
+        return tensors[key]
 
     def rows(self) -> Rows:
-        """The training features, read from disk block by block; refused where a block is of another making."""
-        meta, shards = self.meta(), self.shards()
+        """The training features, read from disk block by block."""
+        meta, train = self.meta(), self.train
 
         def read() -> Iterator[tuple[int, torch.Tensor]]:
-            for i, file in enumerate(shards):
-                yield i * SHARD, self._read(file, meta)
+            for shard, file in zip(train.shards, train.files, strict=True):
+                yield shard.start, self.read(file, meta=meta)
 
-        first = self._read(shards[0], meta)
-        return Rows(load_data(self.run).n, first.shape[1], read)
-
-    def queries(self, part: Queries, free: tuple[str, ...] = (), meta: dict[str, Any] | None = None) -> torch.Tensor:
-        """Features of a shard of queries; refused where they may not meet `meta`, the training images'."""
-        return self._read(self.query_file(part), meta or self.meta(), free)
+        return Rows(load_data(self.run).n, self.read(train.files[0], meta=meta).shape[1], read)
 
     def gram(self) -> torch.Tensor:
-        return self._tensors(self.gram_file)["gram"]
+        return self.read(self.gram_file, "gram")
 
     def spectrum(self) -> Spectrum:
-        found = self._tensors(self.spectrum_file)
-        return Spectrum(found["values"], found["vectors"])
-
-    def _tensors(self, file: str, free: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
-        tensors, header = read_tensors(self.run.path(file))
-        meet(self.meta(), header["meta"], str(self.run.path(file)), free)
-        return tensors
-
-    def _read(self, file: str, meta: dict[str, Any], free: tuple[str, ...] = ()) -> torch.Tensor:
-        tensors, header = read_tensors(self.run.path(file))
-        meet(meta, header["meta"], str(self.run.path(file)), free)
-        return tensors["features"]
-
-    def with_output(self, output: Any) -> FeatureStore:
-        """The same features of another function."""
-        return replace(self, config=self.config.model_copy(update={"output": output}))
+        return Spectrum(*(self.read(self.spectrum_file, key) for key in ("values", "vectors")))
 
 
-def check_model(run: Run, model: str, found: str | None, file: str) -> None:
-    """Refuse a file that was computed with other weights."""
-    if found != (now := model_digest(run, model)):
-        where = run.path(file)
-        fix = f"delete {where.parent} and run the command again"
-        raise Mismatch("features-stale", f"{where} was computed with other weights of {model}", found, now, fix)
-
-
-# --- what tasks do ------------------------------------------------------------------------------------
+# ---- tasks
 def _store(
     run: Run, config: dict[str, Any], model: str, seed: int, through: dict[str, Any] | None = None
 ) -> FeatureStore:
@@ -202,44 +186,69 @@ def _store(
 
 def make_train(run: Run, shard: int, **made: Any) -> None:
     store = _store(run, **made)
-    featuriser, data = store.featuriser(), load_data(run)
+    featuriser, data, part = store.featuriser(), load_data(run), store.train.shards[shard]
     latents, prompts = training_inputs(run, featuriser.denoiser, False)
-    here = range(shard * SHARD, min(data.n, (shard + 1) * SHARD))
-    told = None if prompts is None else [prompts[i] for i in here]
-    ids, x0 = [data.ids[i] for i in here], latents.x0[here.start : here.stop]
-    _write(store, featuriser, store.shards()[shard], x0, ids, "train", told)
+    here = slice(part.start, part.stop)
+    told = None if prompts is None else prompts[here]
+    _write(store, featuriser, store.train, shard, latents.x0[here], data.ids[here], "train", told)
 
 
 def make_queries(run: Run, queries: str, shard: int, **made: Any) -> None:
-    store = _store(run, **made)
-    featuriser, part = store.featuriser(), load_queries(run, queries).shards(SHARD)[shard]
+    store, given = _store(run, **made), load_queries(run, queries)
+    featuriser, part = store.featuriser(), query_shard(given, shard)
     part.check_shape(featuriser.denoiser.image_shape)
     x0 = featuriser.denoiser.encode(part.images)
-    _write(store, featuriser, store.query_file(part), x0, list(part.ids), "queries", part.prompts)
+    _write(store, featuriser, store.asked(given), shard, x0, part.ids, "queries", part.prompts)
 
 
 def _write(
-    store: FeatureStore, featuriser: Featuriser, file: str, x0: torch.Tensor, ids: list[str], split: Split, prompts: Any
-) -> None:
+    store: FeatureStore, featuriser: Featuriser, made: Sharded, shard: int, x0: torch.Tensor, ids: tuple[str, ...],
+    split: Split, prompts: Any,
+) -> None:  # fmt: skip
     cond = featuriser.denoiser.condition(prompts)
     meta, through, device = featuriser.meta, None, featuriser.denoiser.device
     if store.through is not None:
         through = store.through.load(store.run.path(store.through.file), featuriser.model, device)
         meta |= {"through": asdict(store.through)}
     found = featuriser(x0, ids, split, cond, through, progress.tick)
-    write_tensors(store.run.path(file), {"features": found}, {"meta": meta, "split": split})
-
-
-def _derived(store: FeatureStore, file: str, make: Callable[[], dict[str, torch.Tensor]]) -> None:
-    write_tensors(store.run.path(file), make(), {"meta": store.meta()})
+    made.write(shard, {"features": found}, {"meta": meta, "split": split})
 
 
 def make_gram(run: Run, **made: Any) -> None:
     store = _store(run, **made)
-    _derived(store, store.gram_file, lambda: {"gram": gram(store.rows())})
+    write_tensors(run.path(store.gram_file), {"gram": gram(store.rows())}, {"meta": store.meta()})
 
 
 def make_spectrum(run: Run, **made: Any) -> None:
     store = _store(run, **made)
     found = Spectrum.of(store.gram())
-    _derived(store, store.spectrum_file, lambda: {"values": found.values, "vectors": found.vectors.contiguous()})
+    tensors = {"values": found.values, "vectors": found.vectors.contiguous()}
+    write_tensors(run.path(store.spectrum_file), tensors, {"meta": store.meta()})
+
+
+# ---- residuals: how far a network is off at each training image, on a grid of timesteps
+def error_name(run: Run, timesteps: int, model: str, seed: int) -> str:
+    return f"residuals-{digest([timesteps, model, seed, run_settings(run).block], 8)}"
+
+
+def errors(run: Run, timesteps: int, model: str, seed: int) -> Sharded:
+    """`errors`: float64 [n, timesteps]."""
+    name = error_name(run, timesteps, model, seed)
+    return Sharded(run, f"artifacts/{name}/errors-*.safetensors", image_shards(run))
+
+
+def error_tasks(run: Run, timesteps: int, model: str, seed: int) -> list[Task]:
+    name = error_name(run, timesteps, model, seed)
+    return errors(run, timesteps, model, seed).tasks(
+        f"{name} of {{}}", f"fit/{name}", f"{HERE}:make_errors", {"timesteps": timesteps, "model": model, "seed": seed},
+        model_files(run, model) + prompt_files(run), evals=timesteps, bytes=8 * timesteps,
+    )  # fmt: skip
+
+
+def make_errors(run: Run, timesteps: int, model: str, seed: int, shard: int) -> None:
+    network, made = load_model(run, model), errors(run, timesteps, model, seed)
+    latents, prompts = training_inputs(run, network, False)
+    here = slice(made.shards[shard].start, made.shards[shard].stop)
+    cond = network.condition(None if prompts is None else prompts[here])
+    found = profile(network, latents.x0[here], timesteps, seed, run_settings(run).block, cond, progress.tick)
+    made.write(shard, {"errors": torch.from_numpy(found)}, {"model": model_digest(run, model)})

@@ -13,6 +13,7 @@ Several `seeds` (sketch and noise) and `models` (other full models of the run) a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
@@ -20,39 +21,29 @@ import numpy as np
 import torch
 
 from guda.baselines import influence
-from guda.baselines.features import Featuriser, grid, meet
-from guda.baselines.presets import (
-    DasConfig,
-    DasPublicConfig,
-    DasSquaredConfig,
-    DtrakConfig,
-    GradientConfig,
-    RelatifConfig,
-    TracinConfig,
-    TrakConfig,
-)
+from guda.baselines.features import Featuriser, grid
+from guda.baselines.presets import PRESETS, GradientConfig
 from guda.baselines.residuals import residuals
 from guda.baselines.ridge import Cholesky, Eigen, Ridge, Rows, effective
-from guda.config import parse_config
 from guda.data.queries import Queries
-from guda.errors import GudaError, Mismatch
-from guda.files import digest, read_tensors, write_tensors
-from guda.methods.base import Method, known_methods, method
-from guda.methods.features import SHARD, FeatureStore
-from guda.methods.residuals import ErrorStore
+from guda.errors import GudaError
+from guda.files import digest, write_tensors
+from guda.methods.base import Method, make_method, method
+from guda.methods.features import STALE, FeatureStore, error_name, error_tasks, errors
 from guda.methods.terms import load_queries
 from guda.run.models import architecture, asked_groups, full_tasks, load_data, model_digest, resolve
+from guda.run.parts import Sharded, query_shards
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
 
 
-@method("trak")
-class Trak(Method):
-    Config: ClassVar[type[GradientConfig]] = TrakConfig
+class Gradient(Method):
+    """One method for all presets: they differ in their default settings alone."""
+
+    Config: ClassVar[type[GradientConfig]] = GradientConfig
     unit = "influence"
-    summary = "TRAK: gradients of the loss through a ridge kernel; + = the images help (a baseline)"
 
     # ---- names ----------------------------------------------------------------------------------------------
 
@@ -69,10 +60,13 @@ class Trak(Method):
         """What the queries' features may differ in."""
         return () if self.config.query_output is None else ("output",)
 
-    def errors(self, store: FeatureStore) -> ErrorStore | None:
-        if self.config.residual == "none":
-            return None
-        return ErrorStore(self.run, self.config.residual_timesteps, store.model, store.seed)
+    def _errors(self, store: FeatureStore) -> tuple[Run, int, str, int]:
+        """Which residuals weigh the images of this network."""
+        return self.run, self.config.residual_timesteps, store.model, store.seed
+
+    @property
+    def _weighted(self) -> bool:
+        return bool(self.config.residual != "none")
 
     def vectors_files(self, number: int) -> list[str]:
         """Of one network: the vectors of all groups, or those of each group's images, whatever the aggregate."""
@@ -82,8 +76,9 @@ class Trak(Method):
         folder = f"artifacts/{self.method_id}-items-{digest(told, 8)}"
         return [f"{folder}/items-{number}-{g:04d}.safetensors" for g in range(len(self._members()))]
 
-    def scores_file(self, part: Queries) -> str:
-        return f"{self.artifact()}/scores-{part.digest[:16]}.safetensors"
+    def made(self, queries: Queries) -> Sharded:
+        """Scores of all groups."""
+        return Sharded(self.run, f"{self.artifact()}/scores-*.safetensors", query_shards(queries))
 
     # ---- tasks ----------------------------------------------------------------------------------------------
 
@@ -96,7 +91,7 @@ class Trak(Method):
                 f"{self.method_id} needs what the model is told of each training image: `prompts` in the recipe",
             )
         Featuriser(model, self.config, model="not trained yet")
-        if self.config.residual != "none":
+        if self._weighted:
             grid(model.schedule.T, self.config.residual_timesteps)
 
     def _args(self, **more: Any) -> dict[str, Any]:
@@ -111,12 +106,12 @@ class Trak(Method):
                 tasks += full_tasks(self.run, int(name.removeprefix("full-s")))
             tasks += self._before(store)
             tasks += store.fit(spectrum=eigen, kernel=ridge)
-            needs = tuple(store.shards())
+            needs = store.train.files
             if ridge:
                 needs += (store.gram_file, *((store.spectrum_file,) if eigen else ()))
-            if (errors := self.errors(store)) is not None:
-                tasks += errors.fit()
-                needs += errors.files()
+            if self._weighted:
+                tasks += error_tasks(*self._errors(store))
+                needs += errors(*self._errors(store)).files
             for part, file in enumerate(self.vectors_files(number)):
                 tasks.append(
                     Task(
@@ -132,19 +127,15 @@ class Trak(Method):
         return []
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
-        stage, stores = f"score/{queries.name}/{self.method_id}", self.stores()
-        tasks = [t for store in stores for t in self._asked(store).query_tasks(queries)]
+        stores = [self._asked(store) for store in self.stores()]
         vectors = tuple(file for n in range(len(stores)) for file in self.vectors_files(n))
-        for i, part in enumerate(queries.shards(SHARD)):
-            tasks.append(
-                Task(
-                    name=f"score {queries.name}/{i} by {self.method_id}", stage=stage,
-                    fn="guda.methods.gradient:make_scores", args=self._args(queries=queries.name, shard=i),
-                    makes=(self.scores_file(part),),
-                    needs=vectors + tuple(self._asked(store).query_file(part) for store in stores),
-                )
-            )  # fmt: skip
-        return tasks
+        tasks = self.made(queries).tasks(
+            f"score {{}} by {self.method_id}", f"score/{queries.name}/{self.method_id}",
+            "guda.methods.gradient:make_scores", self._args(queries=queries.name), vectors,
+        )  # fmt: skip
+        features = zip(*(store.asked(queries).files for store in stores), strict=True)
+        tasks = [replace(task, needs=task.needs + files) for task, files in zip(tasks, features, strict=True)]
+        return [t for store in stores for t in store.query_tasks(queries)] + tasks
 
     # ---- what is in the files -------------------------------------------------------------------------------
 
@@ -155,8 +146,10 @@ class Trak(Method):
         return Ridge(rows, Eigen(store.spectrum(), lam) if eigen else Cholesky(found, lam))
 
     def residual(self, store: FeatureStore) -> np.ndarray:
-        errors = self.errors(store)
-        return np.ones(load_data(self.run).n) if errors is None else residuals(errors.read(), self.config.residual)
+        if not self._weighted:
+            return np.ones(load_data(self.run).n)
+        weights = {"model": model_digest(self.run, store.model)}
+        return residuals(errors(*self._errors(store)).concat("errors", weights, STALE), self.config.residual)
 
     def vectors(self, number: int, part: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """What a task of `fit` makes, and what it was made with."""
@@ -174,45 +167,33 @@ class Trak(Method):
         groups = load_data(self.run).groups
         return [groups.members(k) for k in range(len(groups))]
 
-    def shard_scores(self, part: Queries) -> np.ndarray:
+    def shard_scores(self, queries: Queries, shard: int) -> np.ndarray:
         """float64 [q, G], the mean over networks and seeds."""
         found = []
         for number, store in enumerate(self.stores()):
-            phi = influence.query_vectors(self.config, self._asked(store).queries(part, self._free, store.meta()))
+            asked, meta = self._asked(store), store.meta()
+            features = asked.read(asked.asked(queries).files[shard], meta=meta, free=self._free)
+            phi = influence.query_vectors(self.config, features)
             if influence.linear(self.config):
-                vectors = self._vectors(store, self.vectors_files(number)[0], "groups")
+                vectors = store.read(self.vectors_files(number)[0], "groups", meta)
                 found.append((phi @ vectors.double().T).numpy())
             else:  # one group's images at a time
                 files = self.vectors_files(number)
-                columns = (influence.item_scores(self.config, phi, self._vectors(store, f, "items")) for f in files)
+                columns = (influence.item_scores(self.config, phi, store.read(f, "items", meta)) for f in files)
                 found.append(np.stack(list(columns), axis=1))
         return np.mean(found, axis=0)
-
-    def _vectors(self, store: FeatureStore, file: str, what: str) -> torch.Tensor:
-        tensors, header = read_tensors(self.run.path(file))
-        meet(store.meta(), header["meta"], str(self.run.path(file)))
-        return tensors[what]
 
     def models(self) -> list[str]:
         """Digests of the networks that scores are made of."""
         return [model_digest(self.run, store.model) for store in self.stores()]
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
-        parts, now = [], self.models()
-        for part in queries.shards(SHARD):
-            path = self.run.path(self.scores_file(part))
-            tensors, header = read_tensors(path)
-            if header.get("models") != now:
-                fix = f"delete {path.parent} and the features it was made of, then fit and score again"
-                raise Mismatch(
-                    "gradients-stale", f"{path} was computed with other weights", header.get("models"), now, fix
-                )
-            parts.append(tensors["scores"])
+        found = self.made(queries).concat("scores", {"models": self.models()}, STALE)
         groups = asked_groups(self.run)
         every = load_data(self.run).groups
         return Scores(
             method=self.method_id, unit=self.unit, estimand=self.estimand, queries=queries.ids, groups=groups,
-            score=torch.cat(parts).numpy()[:, [every.index(g) for g in groups]], n_evals=round(self.score_evals()),
+            score=found[:, [every.index(g) for g in groups]], n_evals=round(self.score_evals()),
             sign=self.sign,
         )  # fmt: skip
 
@@ -231,7 +212,7 @@ class Trak(Method):
     def fit_stages(self) -> list[str]:
         """Features and residuals are shared, and each method that needs them would have to make them."""
         shared = [f"fit/{store.name}" for store in self.stores()]
-        shared += [f"fit/{errors.name}" for store in self.stores() if (errors := self.errors(store)) is not None]
+        shared += [f"fit/{error_name(*self._errors(store))}" for store in self.stores() if self._weighted]
         return [f"fit/{self.method_id}", *dict.fromkeys(shared)]
 
     def score_stages(self, queries: str, terms: str) -> list[str]:
@@ -239,56 +220,21 @@ class Trak(Method):
 
     def fit_evals(self) -> float:
         n, groups = load_data(self.run).n, len(asked_groups(self.run))
-        per_image = self.stores()[0].evals + (self.config.residual_timesteps if self.config.residual != "none" else 0)
+        per_image = self.stores()[0].evals + (self.config.residual_timesteps if self._weighted else 0)
         return float(n * per_image * len(self.stores()) / groups)
 
     def score_evals(self) -> float:
         return self.stores()[0].evals * len(self.stores())
 
 
-@method("dtrak")
-class Dtrak(Trak):
-    Config = DtrakConfig
-    summary = "D-TRAK: gradients of the output's squared norm through a ridge kernel; + = similar, helps (a baseline)"
+for _name, (_config, _summary) in PRESETS.items():
+    method(_name)(type(_config.__name__.removesuffix("Config"), (Gradient,), {"Config": _config, "summary": _summary}))
 
 
-@method("das")
-class Das(Trak):
-    Config = DasConfig
-    summary = "DAS: change of the predicted noise when an image leaves, linearised; + = the images help (a baseline)"
-
-
-@method("das-public")
-class DasPublic(Trak):
-    Config = DasPublicConfig
-    summary = "DAS as its public code has it: residuals, no leverage; + = the images help (a baseline)"
-
-
-@method("das-squared")
-class DasSquared(Trak):
-    Config = DasSquaredConfig
-    summary = "the square of das-public: how much images act, for or against (a baseline)"
-
-
-@method("tracin")
-class Tracin(Trak):
-    Config = TracinConfig
-    summary = (
-        "TracIn at the last checkpoint: gradient of the picture times gradients of the images; + = helps (a baseline)"
-    )
-
-
-@method("relatif")
-class Relatif(Trak):
-    Config = RelatifConfig
-    summary = "RelatIF: TRAK's influence divided by how far an image moves the model; + = helps (a baseline)"
-
-
-# --- what tasks do ------------------------------------------------------------------------------------
-def _method(run: Run, name: str, config: dict[str, Any]) -> Trak:
-    cls = known_methods()[name]  # in a fresh process too, and of other files than this one
-    found = cls(run, name, parse_config(cls.Config, config, name))
-    assert isinstance(found, Trak)
+# ---- tasks
+def _method(run: Run, name: str, config: dict[str, Any]) -> Gradient:
+    found = make_method(run, name, config)
+    assert isinstance(found, Gradient)
     return found
 
 
@@ -299,6 +245,6 @@ def make_vectors(run: Run, method: str, config: dict[str, Any], number: int, par
 
 
 def make_scores(run: Run, method: str, config: dict[str, Any], queries: str, shard: int) -> None:
-    found, part = _method(run, method, config), load_queries(run, queries).shards(SHARD)[shard]
-    tensors = {"scores": torch.from_numpy(found.shard_scores(part))}
-    write_tensors(run.path(found.scores_file(part)), tensors, {"models": found.models()})
+    found, given = _method(run, method, config), load_queries(run, queries)
+    tensors = {"scores": torch.from_numpy(found.shard_scores(given, shard))}
+    found.made(given).write(shard, tensors, {"models": found.models()})

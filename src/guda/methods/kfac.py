@@ -23,7 +23,7 @@ from guda.baselines.presets import GradientConfig
 from guda.files import digest
 from guda.methods.base import method
 from guda.methods.features import FeatureStore
-from guda.methods.gradient import Trak
+from guda.methods.gradient import Gradient
 from guda.run.models import asked_groups, load_model, model_digest, model_files, prompt_files, training_inputs
 from guda.run.run import Run
 from guda.run.task import Task
@@ -43,7 +43,7 @@ class KfacConfig(GradientConfig):
 
 
 @method("kfac")
-class Kfac(Trak):
+class Kfac(Gradient):
     Config: ClassVar[type[GradientConfig]] = KfacConfig
     summary = "K-FAC influence: gradients through the inverse curvature of the loss; + = the images help (a baseline)"
 

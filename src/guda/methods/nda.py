@@ -1,5 +1,5 @@
-"""nda: the posterior mass of each group's patches, given the noised picture (baselines/nda.py). A baseline that asks
-the data and no network, so it says what a model that only copies patches would owe to whom.
+"""nda: the posterior mass of each group's patches, given the noised picture (baselines/nda.py). A baseline that uses
+the data and no network: what a model that only copies patches would attribute to each group.
 
     score = sum over the group's images of mass_j >= 0, averaged over t      positive = the group's patches are in it
 
@@ -31,11 +31,12 @@ from guda.data.queries import Queries
 from guda.diffusion.noise import generator
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
-from guda.files import read_tensors, write_json, write_tensors
+from guda.files import write_json
 from guda.methods.base import Method, method
 from guda.methods.terms import load_queries
 from guda.run import progress
 from guda.run.models import asked_groups, load_data, run_schedule
+from guda.run.parts import Sharded, query_shard, query_shards
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
@@ -109,25 +110,21 @@ class Nda(Method):
     def _choice(self) -> str:
         return f"{self.folder}/choice.json"
 
-    def _files(self, queries: Queries) -> list[str]:
-        return [
-            f"{self.folder}/{shard.digest[:16]}.safetensors" for shard in queries.shards(self.run.recipe.scoring.shard)
-        ]
+    def masses(self, queries: Queries) -> Sharded:
+        """`mass`: float32 [queries, images]."""
+        return Sharded(
+            self.run, f"{self.folder}/*.safetensors", query_shards(queries, self.run.recipe.scoring.shard)
+        )  # fmt: skip
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
-        config = self.config.model_dump(mode="json")
-        return [
-            Task(
-                name=f"{self.method_id} of {queries.name}, shard {i}", stage=f"score/{queries.name}/{self.method_id}",
-                fn="guda.methods.nda:score_shard", args={"config": config, "queries": queries.name, "shard": i},
-                makes=(file,), needs=(self._choice,),
-            )
-            for i, file in enumerate(self._files(queries))
-        ]  # fmt: skip
+        args = {"config": self.config.model_dump(mode="json"), "queries": queries.name}
+        stage = f"score/{queries.name}/{self.method_id}"
+        return self.masses(queries).tasks(
+            f"score {{}} by {self.method_id}", stage, "guda.methods.nda:score_shard", args, (self._choice,)
+        )
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
-        files = [self.run.path(file) for file in self._files(queries)]
-        mass = np.concatenate([read_tensors(file)[0]["mass"].numpy() for file in files]).astype(np.float64)
+        mass = self.masses(queries).concat("mass").astype(np.float64)
         data, groups = load_data(self.run), asked_groups(self.run)
         _, members = chosen(data, self.config.per_group)
         asked = [members[data.groups.index(name)] for name in groups]
@@ -171,11 +168,10 @@ def _nda(run: Run, config: dict[str, Any]) -> Nda:
 def score_shard(run: Run, config: dict[str, Any], queries: str, shard: int) -> None:
     method, given = _nda(run, config), load_queries(run, queries)
     data, schedule = load_data(run), run_schedule(run)
-    part = given.shards(run.recipe.scoring.shard)[shard]
+    part = query_shard(given, shard, run.recipe.scoring.shard)
     used, _ = chosen(data, method.config.per_group)
     mass = query_mass(part, data.images[used], schedule, method.config)
-    tensors = {"mass": torch.from_numpy(mass.astype(np.float32))}
-    write_tensors(run.path(method._files(given)[shard]), tensors)
+    method.masses(given).write(shard, {"mass": torch.from_numpy(mass.astype(np.float32))})
 
 
 def query_mass(queries: Queries, images: np.ndarray, schedule: Schedule, config: NdaConfig) -> np.ndarray:

@@ -10,88 +10,60 @@ Which checkpoint counts and how images become groups is decided when scores are 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+import torch
 
-from guda.baselines.aggregate import PATTERN, by_group
-from guda.baselines.gradients import regular_expression
+from guda.baselines.aggregate import by_group
+from guda.baselines.features import grid
+from guda.baselines.fisher import Fisher, fisher_pass, inverse, mean_of, per_sample_block
+from guda.baselines.gradients import Gradients, chosen_weights
 from guda.baselines.similarity import exemplars
-from guda.config import Config
+from guda.baselines.synthesized import (
+    Ascent,
+    Query,
+    Samples,
+    SynthesizedConfig,
+    first_order,
+    losses,
+    unlearn_query,
+)
+from guda.config import parse_config
 from guda.data.queries import Queries
+from guda.diffusion.noise import generator
 from guda.errors import GudaError, NotFinite
+from guda.files import write_tensors
 from guda.methods.base import Method, method
-from guda.methods.terms import shard_names
-from guda.run.models import architecture, asked_groups, count_weights, load_data, model_files, prompt_files
+from guda.methods.terms import load_queries
+from guda.parts import FolderParts
+from guda.run import progress
+from guda.run.models import (
+    architecture,
+    asked_groups,
+    count_weights,
+    load_data,
+    load_model,
+    model_digest,
+    model_files,
+    prompt_files,
+    training_inputs,
+)
+from guda.run.parts import Sharded, query_shard, query_shards
+from guda.run.run import Run
 from guda.run.settings import run_settings
 from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
+from guda.scoring.settings import Settings
 
 SHARD = 16  # queries of one task: what a kill loses at most
 
-WORK = "guda.methods.synthesized_work"
+HERE = "guda.methods.synthesized"
 
+STALE = "synthesized-stale"
 
-class SynthesizedConfig(Config):
-    weights: str = Field(
-        "auto",
-        description="Which weights move: all, those whose name a regular expression finds, or auto: the keys and "
-        "values of cross-attention in text-to-image models, all in others.",
-    )
-    lr: float = Field(0.01, ge=0, description="Size of the steps, see scale; 0.1 with scale: n is the paper's.")
-    scale: Literal["length", "n", "none"] = Field(
-        "length",
-        description="length: steps along g/(F + damping) of one length, all together as long as lr times the weights; "
-        "n: lr/N g/(F + damping) for N training images, which diverges where a network fits well; none: without 1/N.",
-    )
-    steps: int = Field(100, gt=0, description="Steps of unlearning a query.")
-    checkpoints: tuple[int, ...] = Field(
-        (10, 25, 50, 100), description="Steps after which losses are taken, up to `steps`, which always is one."
-    )
-    at: int | None = Field(None, gt=0, description="The checkpoint that scores are read at; null: the last.")
-    levels: int = Field(10, gt=0, description="Timesteps of one step, and of a training image's loss.")
-    per_group: int | None = Field(20, gt=0, description="Images that stand for a group, drawn by its name; null: all.")
-    flips: bool = Field(
-        False, description="Also follow mirrored training images; the larger change of each pair counts."
-    )
-    fisher_passes: int = Field(5, gt=0, description="Times that the Fisher information sees each of its images.")
-    fisher_images: int | None = Field(1000, gt=0, description="Training images that it is taken over; null: all.")
-    damping: float = Field(1e-3, gt=0, description="Added to the Fisher information, in units of its mean.")
-    cap: float = Field(1.0, gt=0, description="The ascent has diverged once the weights moved by this of their length.")
-    order: Literal["steps", "first"] = Field(
-        "steps", description="steps: ascend and evaluate; first: to first order in lr, products of gradients only."
-    )
-    aggregate: str = Field(
-        "sum", pattern=PATTERN, description="From a group's images to its score: sum, mean, max, median or top<m>."
-    )
-    per_sample: Literal["vmap", "loop"] = Field(
-        "vmap", description="How gradients of single samples are taken; loop where a network cannot be batched."
-    )
-    seed: int = Field(0, ge=0, description="Seed of timesteps, noise and the images of the Fisher information.")
-
-    @field_validator("weights")
-    @classmethod
-    def _expression(cls, value: str) -> str:
-        return regular_expression(value)
-
-    @model_validator(mode="after")
-    def _together(self) -> SynthesizedConfig:
-        if any(c < 1 for c in self.checkpoints) or list(self.checkpoints) != sorted(set(self.checkpoints)):
-            raise ValueError(f"checkpoints {list(self.checkpoints)} must be numbers of steps, increasing")
-        if self.at is not None and self.at not in self.reached:
-            raise ValueError(f"at = {self.at} is no checkpoint; losses are taken after {list(self.reached)} steps")
-        return self
-
-    @property
-    def reached(self) -> tuple[int, ...]:
-        return (*(c for c in self.checkpoints if c < self.steps), self.steps)
-
-    @property
-    def place(self) -> int:
-        """Where among the checkpoints scores are read."""
-        return self.reached.index(self.at or self.steps)
+DIRECTIONS = 2**27  # numbers of query directions held at once (order: first)
 
 
 @method("synthesized")
@@ -126,8 +98,18 @@ class Synthesized(Method):
         decide += [] if self.config.order == "first" else ["cap"]
         return self.artifact(part="changes", at=list(self.config.reached), **(self._images | self._named(*decide)))
 
-    def file(self, shard: str) -> str:
-        return f"{self.folder}/{shard}.safetensors"
+    def made(self, queries: Queries) -> Sharded:
+        """`change`: [queries, checkpoints, images], mirrored ones last; `moved`: [queries, checkpoints]."""
+        return Sharded(self.run, f"{self.folder}/*.safetensors", query_shards(queries, SHARD))
+
+    @property
+    def header(self) -> dict[str, str]:
+        return {"model": model_digest(self.run, "base")}
+
+    def read(self, file: str) -> dict[str, torch.Tensor]:
+        """A file of `fit`."""
+        found: dict[str, torch.Tensor] = FolderParts(self.run.root).read(file, self.header, STALE)
+        return found
 
     # ---- work -----------------------------------------------------------------------------------------------
 
@@ -146,9 +128,7 @@ class Synthesized(Method):
     @cached_property
     def _weights(self) -> int:
         """Numbers that a pass of the Fisher information is kept for."""
-        from guda.methods.synthesized_work import pattern
-
-        return count_weights(self.run, pattern(architecture(self.run), self.config))
+        return count_weights(self.run, self.config.pattern(architecture(self.run)))
 
     @property
     def _pass_evals(self) -> int:
@@ -156,10 +136,6 @@ class Synthesized(Method):
         return 3 * min(self.config.fisher_images or n, n)
 
     def check(self) -> None:
-        from guda.baselines.features import grid
-        from guda.baselines.gradients import chosen_weights
-        from guda.methods.synthesized_work import pattern
-
         model = architecture(self.run)
         if model.conditional and self.run.recipe.prompts is None:
             raise GudaError(
@@ -167,7 +143,7 @@ class Synthesized(Method):
                 f"{self.method_id} is not defined for conditional models without prompts of the training images",
             )
         grid(model.schedule.T, self.config.levels)
-        chosen_weights(model, pattern(model, self.config))
+        chosen_weights(model, self.config.pattern(model))
 
     def fit(self) -> list[Task]:
         needs = model_files(self.run, "base") + prompt_files(self.run)
@@ -175,47 +151,38 @@ class Synthesized(Method):
         stage = f"fit/{self.method_id}"
         passes = [
             Task(
-                name=f"fit {self.method_id}: Fisher information, pass {i}", stage=stage, fn=f"{WORK}:fit_fisher",
+                name=f"fit {self.method_id}: Fisher information, pass {i}", stage=stage, fn=f"{HERE}:fit_fisher",
                 args=args | {"number": i}, makes=(self.fisher_file(i),), needs=needs, cost=float(self._pass_evals),
                 bytes=8 * self._weights,
             )
             for i in range(self.config.fisher_passes)
         ]  # fmt: skip
-        losses = Task(
-            name=f"fit {self.method_id}: losses", stage=stage, fn=f"{WORK}:fit_losses", args=args,
+        before = Task(
+            name=f"fit {self.method_id}: losses", stage=stage, fn=f"{HERE}:fit_losses", args=args,
             makes=(self.losses_file,), needs=needs, cost=float(self._losses_evals),
         )  # fmt: skip
-        return [*passes, losses]
+        return [*passes, before]
 
     def fitted(self) -> bool:
         passes = [self.fisher_file(i) for i in range(self.config.fisher_passes)]
         return all(map(self.run.has, [*passes, self.losses_file]))
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
-        shards = shard_names(queries, SHARD)
         needs = tuple(path for task in self.fit() for path in (*task.makes, *task.needs))
-        return [
-            Task(
-                name=f"score {queries.name}/{number} by {self.method_id}",
-                stage=f"score/{queries.name}/{self.method_id}",
-                fn=f"{WORK}:score_shard",
-                args={"config": self.config.model_dump(mode="json"), "queries": queries.name, "shard": number},
-                makes=(self.file(shard),), needs=tuple(dict.fromkeys(needs)),
-                cost=self.score_evals() * min(SHARD, queries.n - number * SHARD),
-            )
-            for number, shard in enumerate(shards)
-        ]  # fmt: skip
+        args = {"config": self.config.model_dump(mode="json"), "queries": queries.name}
+        return self.made(queries).tasks(
+            f"score {{}} by {self.method_id}", f"score/{queries.name}/{self.method_id}", f"{HERE}:score_shard", args,
+            tuple(dict.fromkeys(needs)), evals=self.score_evals(),
+        )  # fmt: skip
 
     # ---- scores ---------------------------------------------------------------------------------------------
 
     def changes(self, queries: Queries) -> np.ndarray:
         """float64 [queries, images]: tau at the checkpoint of the settings; of flip pairs the larger."""
-        from guda.methods.synthesized_work import read
-
         place, step = self.config.place, self.config.reached[self.config.place]
-        parts = [read(self.run, self.file(shard))["change"].numpy() for shard in shard_names(queries, SHARD)]
         copies = 2 if self.config.flips else 1
-        found = np.concatenate(parts)[:, place].reshape(queries.n, copies, -1).max(axis=1)
+        change = self.made(queries).concat("change", self.header, STALE)
+        found = change[:, place].reshape(queries.n, copies, -1).max(axis=1)
         if (lost := np.flatnonzero(~np.isfinite(found).all(axis=1))).size:
             raise NotFinite(
                 "unlearning-diverged",
@@ -255,3 +222,101 @@ class Synthesized(Method):
         if self.config.order == "first":
             return 3 * self._losses_evals / SHARD
         return float(len(self.config.reached) * self._losses_evals)
+
+
+# ---- tasks
+class _Work:
+    """What every task needs: the settings, the model and the training images as it sees them."""
+
+    def __init__(self, run: Run, config: dict[str, Any]) -> None:
+        self.run, self.config = run, parse_config(SynthesizedConfig, config, Synthesized.id)
+        self.method = Synthesized(run, Synthesized.id, self.config)
+        self.model, self.data = load_model(run, "base"), load_data(run)
+        self.weights = self.config.pattern(self.model)
+        self.settings = Settings(run_settings(run).block, self.model.device.type)  # differences need full precision
+        self.t = torch.from_numpy(grid(self.model.schedule.T, self.config.levels))
+
+    def gradients(self) -> Gradients:
+        return Gradients(self.model, "loss", self.weights, self.config.per_sample)
+
+    def samples(self) -> Samples:
+        """The followed images, then their mirror images where those are too: in one row, so that blocks are full."""
+        latents, prompts = training_inputs(self.run, self.model, self.config.flips)
+        index = np.concatenate(self.method.chosen)
+        ids = [self.data.ids[i] for i in index]
+        cond = None if prompts is None else self.model.condition([prompts[i] for i in index])
+        copies = [False, True] if self.config.flips else [False]
+        flip = np.ones(len(index), bool)
+        parts = [latents.take(index, flip if mirrored else None) for mirrored in copies]
+        return Samples.cat([Samples.of(x, ids, cond, self.config.seed, m) for x, m in zip(parts, copies, strict=True)])
+
+    def fisher(self, number: int) -> Fisher:
+        latents, prompts = training_inputs(self.run, self.model, False)
+        index = np.arange(self.data.n)
+        if self.config.fisher_images is not None:
+            drawn = generator("fisher", self.config.seed, "images").permutation(self.data.n)
+            index = np.sort(drawn[: self.config.fisher_images])
+        cond = None if prompts is None else self.model.condition([prompts[i] for i in index])
+        gradients, ids = self.gradients(), [self.data.ids[i] for i in index]
+        return fisher_pass(
+            gradients, latents.take(index), ids, cond, seed=self.config.seed, number=number, tick=progress.tick,
+            block=per_sample_block(gradients.sizes, block=self.settings.block),
+        )  # fmt: skip
+
+    def ascent(self) -> Ascent:
+        config = self.config
+        passes = [self.method.read(self.method.fisher_file(i)) for i in range(config.fisher_passes)]
+        rate = config.lr / {"n": self.data.n, "none": 1, "length": config.steps}[config.scale]
+        return Ascent(
+            self.model, self.weights, inverse(mean_of(passes), config.damping), rate=rate,
+            of_length=config.scale == "length", levels=config.levels, seed=config.seed, cap=config.cap,
+        )  # fmt: skip
+
+
+def fit_fisher(run: Run, config: dict[str, Any], number: int) -> None:
+    work = _Work(run, config)
+    with work.settings.active():
+        found = work.fisher(number)
+    write_tensors(run.path(work.method.fisher_file(number)), found, work.method.header)
+
+
+def fit_losses(run: Run, config: dict[str, Any]) -> None:
+    work = _Work(run, config)
+    with work.settings.active():
+        found = losses(work.model, work.samples(), work.t, work.settings.block)
+    write_tensors(run.path(work.method.losses_file), {"loss": torch.from_numpy(found)}, work.method.header)
+
+
+def score_shard(run: Run, config: dict[str, Any], queries: str, shard: int) -> None:
+    work, given = _Work(run, config), load_queries(run, queries)
+    part = query_shard(given, shard, SHARD)
+    part.check_shape(work.model.image_shape)
+    x0, cond = work.model.encode(part.images), work.model.condition(part.prompts)
+    asked = [Query(name, x0[i], None if cond is None else cond[i : i + 1]) for i, name in enumerate(part.ids)]
+    with work.settings.active():
+        found = _first(work, asked) if work.config.order == "first" else _steps(work, asked)
+    work.method.made(given).write(shard, found, work.method.header)
+
+
+def _steps(work: _Work, asked: list[Query]) -> dict[str, torch.Tensor]:
+    ascent, samples = work.ascent(), work.samples()
+    before = work.method.read(work.method.losses_file)["loss"].numpy()
+    changes, moved = [], []
+    for done, query in enumerate(asked):
+        found = unlearn_query(ascent, query, samples, before, work.config.reached, work.t, work.settings.block)
+        changes.append(found.change)
+        moved.append(found.moved)
+        progress.tick(done + 1, len(asked))
+    return {"change": torch.from_numpy(np.stack(changes)), "moved": torch.from_numpy(np.stack(moved))}
+
+
+def _first(work: _Work, asked: list[Query]) -> dict[str, torch.Tensor]:
+    ascent, gradients, samples = work.ascent(), work.gradients(), work.samples()
+    block = per_sample_block(gradients.sizes, len(work.t), work.settings.block)
+    at_once = max(1, DIRECTIONS // (sum(gradients.sizes.values()) * len(work.config.reached)))
+    parts = []
+    for i in range(0, len(asked), at_once):
+        towards = [ascent.directions(query, work.config.reached) for query in asked[i : i + at_once]]
+        parts.append(first_order(gradients, samples, work.t, towards, block))
+        progress.tick(min(i + at_once, len(asked)), len(asked))
+    return {"change": torch.from_numpy(np.concatenate(parts))}

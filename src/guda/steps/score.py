@@ -15,10 +15,10 @@ from guda.methods.base import Method, get_method, known_methods
 from guda.methods.descent import check_descent, descend
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.pilot import pilot_tasks
-from guda.methods.race import check_race, last_look, looks
+from guda.methods.race import check_race, iter_rounds, run_race
 from guda.methods.regroup import PLACEBO, fitted_placebos, placebo_size
-from guda.methods.terms import load_queries, run_schedule
-from guda.run.models import asked_groups, load_data, load_model
+from guda.methods.terms import load_queries
+from guda.run.models import asked_groups, load_data, load_model, run_schedule
 from guda.run.run import Run
 from guda.run.settings import halve_block, probe
 from guda.run.task import Task, pending
@@ -73,7 +73,7 @@ def _race(
     run: Run, queries: Queries, found: ElboMethod, rule: StopRule, engine: Engine, screened: Screened | None,
     name: str | None,
 ) -> Scores:  # fmt: skip
-    scores = last_look(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
+    scores = run_race(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
     scores.write(scores_path(run, queries.name, found.method_id, name))
     return scores
 
@@ -156,7 +156,7 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
     found = check_race(get_method(run, method))
 
     def raced() -> Iterator[tuple[Scores, RaceResult]]:
-        for look in looks(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
+        for look in iter_rounds(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
             yield look
         look[0].write(scores_path(run, name, method, rule.name))
 

@@ -96,7 +96,7 @@ def tune(
     cls = method_class(method)
     if trials < 1:
         raise GudaError("trials-too-few", f"{trials} trials find nothing; give at least 1")
-    base = run.recipe.methods.get(method, {})
+    base = run.recipe.settings(method)
     space = default_space(cls, base) if space is None else space
     check_space(space, cls, base)
     config = tuning_queries(run, queries_seed, n)
@@ -198,7 +198,7 @@ def _identity(study: Trials, method: str, space: Space) -> dict[str, Any]:
     """Everything that a trial's value depends on; the searched settings of the recipe are not among it."""
     run, config = study.run, study.run.recipe.evaluation
     first = {k: d.ends()[0] for k, d in space.items()}
-    plain = study.method(method, {**run.recipe.methods.get(method, {}), **first}, f"methods.{method}").config
+    plain = study.method(method, {**run.recipe.settings(method), **first}, f"methods.{method}").config
     fixed = {k: v for k, v in plain.model_dump(mode="json").items() if k not in space}
     scoring = run.recipe.scoring
     subtracted = {"drift": scoring.drift, "reference": scoring.reference} if scoring.drift == "subtract" else {}
@@ -220,7 +220,7 @@ def _identity(study: Trials, method: str, space: Space) -> dict[str, Any]:
 
 def _halves(study: Trials, method: str, space: Space) -> dict[str, Any]:
     """Settings of the methods that a trial may be made of, where it is made of others."""
-    base = study.run.recipe.methods.get(method, {})
+    base = study.run.recipe.settings(method)
     tried = [{}, *({k: end} for k, d in space.items() for end in d.ends())]
     names = {p for t in tried for p in study.method(method, {**base, **t}, f"methods.{method}").parts()} - {method}
     return {name: get_method(study.run, name).config.model_dump(mode="json") for name in sorted(names)}

@@ -1,0 +1,130 @@
+"""A race over a part store: rounds of evaluations, decided by the terms that the rounds before have left.
+
+A raced round packs only the queries that still want a model, so the terms of a race go to a folder of their own.
+Starting again replays the decisions from the parts that are there and computes what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from guda.data.queries import Queries
+from guda.errors import GudaError, Mismatch
+from guda.scoring.estimate import LEVEL
+from guda.scoring.plan import Plan
+from guda.scoring.race import Race, RaceResult, Screened, StopRule
+from guda.scoring.scorer import M, Scorer, Set, Shares, equal_shares, networks, shard_name
+from guda.scoring.scores import Scores
+from guda.scoring.terms import kl
+
+MAX_ROUNDS = 64
+
+Round = tuple[int, np.ndarray]  # its number, and bool [Q, G]: what it evaluates
+
+
+def iter_rounds(
+    scorer: Scorer[M],
+    queries: Queries,
+    sets: Sequence[Set[M]],
+    rule: StopRule,
+    evaluate: Callable[[Round], object],
+    screened: Screened | None = None,
+    shares: Shares = equal_shares,
+    **names: Any,
+) -> Iterator[tuple[Scores, RaceResult]]:
+    """What is known after each round; the last is the answer. Intervals hold at every look, so a person may watch.
+
+    `evaluate` makes the parts of one round; `names`: method and unit of the scores."""
+    plan, groups = scorer.plan, tuple(sets[0][1])
+    if plan.grid:
+        raise GudaError("race-grid-unsupported", "the paper's fixed grid cannot be raced; use scoring.estimand: elbo")
+    start = None if screened is None else screened.start
+    cost = networks(sets)
+    state = Race(queries.n, len(groups), plan.evals_per_round, rule, MAX_ROUNDS, cost, start)
+    while (wanted := state.wanted()).any():
+        round_ = (len(state.rounds), wanted)
+        evaluate(round_)
+        state.publish(_contributions(scorer, queries, sets, round_, shares))
+        found = state.result()
+        yield _scores(found, plan, rule, screened, sum(cost), queries=queries.ids, groups=groups, **names), found
+
+
+def evaluate_here(scorer: Scorer[M], queries: Queries, sets: Sequence[Set[M]], round_: Round) -> None:
+    """The parts of one round, shard after shard, in this process."""
+    for start, shard in zip(range(0, queries.n, scorer.shard), queries.shards(scorer.shard), strict=True):
+        scorer.evaluate_round(shard, wanted_models(sets, round_[1][start : start + scorer.shard]), round_[0])
+
+
+def wanted_models(sets: Sequence[Set[M]], wanted: np.ndarray) -> dict[M, np.ndarray]:
+    """Model -> positions of the queries that want it; `wanted` bool [q, G]."""
+    found: dict[M, np.ndarray] = {}
+    for full, groups in sets:
+        found[full] = np.flatnonzero(wanted.any(axis=1))
+        found |= {model: np.flatnonzero(wanted[:, k]) for k, model in enumerate(groups.values())}
+    return {model: positions for model, positions in found.items() if len(positions)}
+
+
+def _contributions(
+    scorer: Scorer[M], queries: Queries, sets: Sequence[Set[M]], round_: Round, shares: Shares
+) -> np.ndarray:
+    """Paired nats [Q, G, S] of one round, NaN where nothing was evaluated."""
+    number, wanted = round_
+    out = np.full((*wanted.shape, scorer.plan.n_strata), np.nan)
+    for start, shard in zip(range(0, queries.n, scorer.shard), queries.shards(scorer.shard), strict=True):
+        here = wanted_models(sets, wanted[start : start + scorer.shard])
+        if not here:
+            continue
+        terms = {model: _read(scorer, shard, model, number, positions) for model, positions in here.items()}
+        nothing = np.zeros((shard.n, scorer.plan.n_strata), np.int64), np.full((shard.n, scorer.plan.n_strata), np.nan)
+        counted = shares(terms.get(sets[0][0], nothing)[0], len(sets))
+        nats = [
+            sum(
+                w * (terms.get(others[g], nothing)[1] - terms.get(full, nothing)[1])
+                for w, (full, others) in zip(counted, sets, strict=True)
+            )
+            for g in sets[0][1]
+        ]
+        out[start : start + shard.n] = np.stack(nats, axis=1)
+    return out
+
+
+def _read(
+    scorer: Scorer[M], shard: Queries, model: M, number: int, positions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(t, nats) [q, S], NaN in the rows that did not want the model."""
+    strata = scorer.plan.n_strata
+    t, nats = np.zeros((shard.n, strata), np.int64), np.full((shard.n, strata), np.nan)
+    t[positions], errors, ids = scorer.read_part(shard_name(shard), model, number)
+    if ids != (wants := [shard.ids[p] for p in positions]):
+        where = scorer.part_name(shard_name(shard), model, number)
+        raise Mismatch("race-file-stale", f"{where}: pictures", ids, wants, "delete it and score again")
+    nats[positions] = kl(scorer.plan, scorer.weights(), t[positions], errors)
+    return t, nats
+
+
+def _scores(
+    found: RaceResult, plan: Plan, rule: StopRule, screened: Screened | None, networks: int, **names: Any
+) -> Scores:
+    score = found.score if screened is None else np.where(found.rounds > 0, found.score, screened.score)
+    # a group that left early was beaten when it left: it ranks below those that stayed longer
+    order = np.lexsort((-score, -found.rounds), axis=1)
+    ranks = np.argsort(order, axis=1, kind="stable") + 1
+    unknown = ~np.isfinite(found.lo)
+    # a settled race has said who the first are; with less confidence than ranks are told with elsewhere, it has not
+    told = found.settled & ((found.rounds > 0).sum(axis=1) > rule.top)  # fewer than there are places: nothing was
+    leads, settled = ranks <= rule.top, told[:, None] & ((rule.confidence or 0.0) >= LEVEL)
+    # of a group that did not race nothing is claimed, and what is claimed of the others is among those that did
+    settled = settled & (found.rounds > 0)
+    raced = (found.rounds > 0).sum(axis=1, keepdims=True)
+    return Scores(
+        estimand=f"{plan.estimand}; raced to {rule.name}, intervals hold at every look"
+        + ("" if screened is None else screened.estimand),
+        score=score, n_evals=networks * found.rounds * plan.evals_per_round, ranks=ranks,
+        stderr=np.where(unknown, np.nan, found.stderr), lo=np.where(unknown, np.nan, found.lo),
+        hi=np.where(unknown, np.nan, found.hi),
+        rank_lo=np.where(settled, np.where(leads, 1, rule.top + 1), np.nan),
+        rank_hi=np.where(settled, np.where(leads, rule.top, raced), np.nan), **names,
+    )  # fmt: skip
