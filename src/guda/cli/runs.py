@@ -238,8 +238,7 @@ def methods(as_json: Json = False) -> None:
     from guda.methods.base import known_methods
     from guda.table import Column, Table
 
-    known = {name: cls for name, cls in sorted(known_methods().items()) if cls.summary}
-    value = {name: {"unit": cls.unit, "summary": cls.summary} for name, cls in known.items()}
+    value = {name: {"unit": cls.unit, "summary": cls.summary} for name, cls in sorted(known_methods().items())}
     table = Table.of(
         "Methods",
         ("method", Column("unit", align="left"), Column("what it does", align="left")),

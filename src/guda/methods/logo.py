@@ -75,9 +75,7 @@ class Logo(ElboMethod):
         need_training(self.run)
         tasks: list[Task] = []
         for seed in self.config.seeds:
-            if (
-                self.config.own_full and task_grouping(self) is None
-            ):  # pairs are scored after their singles, which have it
+            if self.config.own_full and task_grouping(self) is None:  # pairs come after their singles, which have it
                 tasks += full_tasks(self.run, seed)
             tasks += [
                 Task(

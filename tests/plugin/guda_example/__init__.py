@@ -1,0 +1,1 @@
+"""A plug-in for guda with one file of each kind."""
