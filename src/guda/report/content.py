@@ -20,7 +20,8 @@ from guda.files import digest_file
 from guda.methods.terms import load_queries
 from guda.report import trust
 from guda.report.cards import MethodView
-from guda.run.data import load_data, model_digest, scored_data
+from guda.run.data import load_data, scored_data
+from guda.run.models import model_digest
 from guda.run.run import Run
 from guda.scoring.null import Null
 from guda.scoring.scores import Scores
