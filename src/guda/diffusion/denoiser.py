@@ -1,8 +1,8 @@
-"""Denoiser: the only thing the rest of guda knows of a network.
+"""Denoiser: the interface to a network that the rest of guda uses.
 
-One interface over any nn.Module (x_t, t) -> prediction and over diffusers models: `eps(x_t, t, cond)`,
+The same for any nn.Module (x_t, t) -> prediction and for the models of every family: `eps(x_t, t, cond)`,
 `encode(images)`, `condition(prompts)`, `schedule`. Training and gradient methods may also use `module`,
-`raw(x_t, t, cond)` (native output) and `target(x0, eps, t)`.
+`raw(x_t, t, cond)` (native output) and `target(x0, eps, t)`. `Latents` are the training images as it sees them.
 """
 
 from __future__ import annotations
@@ -38,15 +38,36 @@ def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
 
 
 def default_device() -> str:
-    """$GUDA_DEVICE, else the GPU where there is one and the launcher was not told --cpu."""
+    """$GUDA_DEVICE, else the GPU where there is one and the launcher was not given --cpu."""
     return os.environ.get("GUDA_DEVICE") or (
         "cuda" if torch.cuda.is_available() and not distributed.on_cpu() else "cpu"
     )
 
 
+def _check_config(config: Any, frozen: Frozen | None) -> None:
+    """Refuse diffusers networks with inputs or outputs that are not supported."""
+    if config.out_channels == 2 * config.in_channels:
+        raise GudaError(
+            "network-variance-learned", "the network has a learned-variance head (twice the channels); not supported"
+        )
+    if config.out_channels != config.in_channels:
+        raise GudaError(
+            "network-channels-differ", f"the network maps {config.in_channels} channels to {config.out_channels}"
+        )
+    if getattr(config, "class_embed_type", None) is not None:
+        raise GudaError(
+            "class-embedding-unsupported",
+            "the network has a class_embed_type; guda conditions on num_class_embeds or on text",
+        )
+    if frozen is None and hasattr(config, "cross_attention_dim"):
+        raise GudaError(
+            "pipeline-required", "the network listens to text; load its whole pipeline folder, text encoder included"
+        )
+
+
 class Denoiser:
     """A network with its schedule. Pixel space (images in [-1, 1]), unconditional or class-conditional; or, with a
-    `frozen` VAE and text encoder around it, told prompts and living in their latent space."""
+    `frozen` part around it (families/base.py), conditioned on prompts and in its latent space."""
 
     def __init__(
         self,
@@ -81,26 +102,7 @@ class Denoiser:
             if shape is None:
                 size = config.sample_size
                 shape = (config.in_channels, *((size, size) if isinstance(size, int) else size))
-            if config.out_channels == 2 * config.in_channels:
-                raise GudaError(
-                    "network-variance-learned",
-                    "the network has a learned-variance head (twice the channels); not supported",
-                )
-            if config.out_channels != config.in_channels:
-                raise GudaError(
-                    "network-channels-differ",
-                    f"the network maps {config.in_channels} channels to {config.out_channels}",
-                )
-            if getattr(config, "class_embed_type", None) is not None:
-                raise GudaError(
-                    "class-embedding-unsupported",
-                    "the network has a class_embed_type; guda conditions on num_class_embeds or on text",
-                )
-            if frozen is None and hasattr(config, "cross_attention_dim"):
-                raise GudaError(
-                    "pipeline-required",
-                    "the network listens to text; load its whole pipeline folder, text encoder included",
-                )
+            _check_config(config, frozen)
             n_classes = getattr(config, "num_class_embeds", None)
         if shape is None:
             raise GudaError(
@@ -114,8 +116,8 @@ class Denoiser:
         """A local folder or Hub id in the diffusers layout (safetensors only); see `loading.load`."""
         from guda.diffusion.loading import load
 
-        module, found, frozen = load(str(path), scheduler, lora)
-        denoiser = cls.from_module(module, found, None if frozen is None else frozen.shape, frozen)
+        module, noise, frozen = load(str(path), scheduler, lora)
+        denoiser = cls.from_module(module, noise, None if frozen is None else frozen.shape, frozen)
         denoiser.check_finite(str(path))
         return denoiser
 
@@ -125,15 +127,12 @@ class Denoiser:
 
         save(self, Path(path))
 
-    # ---- what the network says ----------------------------------------------------------------------------
+    # ---- outputs -----------------------------------------------------------------------------------------
 
     def raw(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
         """The network's native output."""
         if self.conditional and cond is None:
-            raise GudaError(
-                "prompts-required",
-                f"this model is {self.kind}: every image needs its {self.told} (a prompts.jsonl file)",
-            )
+            raise self._prompts_required()
         t = self.schedule.network_time(t)
         if self.frozen is not None and cond is not None:
             return self.frozen.call(self.module, x_t, t, cond)
@@ -141,7 +140,7 @@ class Denoiser:
         return out if isinstance(out, torch.Tensor) else out.sample
 
     def raws(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
-        """Native outputs of all the models this one answers for, [K, *x_t.shape]: one, but for counterfactual rules."""
+        """Native outputs of all the models this one stands for, [K, *x_t.shape]: one, but for counterfactual rules."""
         return self.raw(x_t, t, cond)[None]
 
     def eps(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
@@ -153,7 +152,7 @@ class Denoiser:
     def target(self, x0: torch.Tensor, eps: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return self.schedule.target(x0, eps, t)
 
-    # ---- what goes in ---------------------------------------------------------------------------------------
+    # ---- inputs ---------------------------------------------------------------------------------------------
 
     @property
     def conditional(self) -> bool:
@@ -164,9 +163,15 @@ class Denoiser:
         return "text-to-image" if self.frozen else "unconditional" if self.n_classes is None else "class-conditional"
 
     @property
-    def told(self) -> str:
-        """What a conditional model is told of every image."""
+    def condition_name(self) -> str:
+        """What a conditional model needs for every image."""
         return "prompt" if self.frozen else "class"
+
+    def _prompts_required(self) -> GudaError:
+        return GudaError(
+            "prompts-required",
+            f"this model is {self.kind}: every image needs its {self.condition_name} (a prompts.jsonl file)",
+        )
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -181,7 +186,7 @@ class Denoiser:
         return to_uint8(x0.detach().cpu().numpy()) if self.frozen is None else self.frozen.decode(x0)
 
     def condition(self, prompts: Sequence[str] | None) -> Cond | None:
-        """What the network is told for each image; class-conditional models read the class index."""
+        """The network's condition for each image; class-conditional models read the prompt as a class index."""
         if self.frozen is not None and prompts is not None:
             return self.frozen.condition(prompts)
         if not self.conditional:
@@ -192,10 +197,7 @@ class Denoiser:
                 )
             return None
         if prompts is None:
-            raise GudaError(
-                "prompts-required",
-                f"this model is {self.kind}: every image needs its {self.told} (a prompts.jsonl file)",
-            )
+            raise self._prompts_required()
         assert self.n_classes is not None
         for p in prompts:
             if not p.isdigit() or int(p) >= self.n_classes:
@@ -241,7 +243,7 @@ class Denoiser:
                 )
 
     def with_weights(self, state: Mapping[str, torch.Tensor]) -> Denoiser:
-        """A second network of the same kind; this one is left alone."""
+        """A second network of the same architecture; this one is left alone."""
         twin = self.clone()
         self.check_weights(state, "the given weights")
         twin.module.load_state_dict(dict(state))

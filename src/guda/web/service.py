@@ -87,7 +87,7 @@ class Service:
     @property
     def told(self) -> str | None:
         """What comes with a picture: `prompt`, `class` or nothing."""
-        return self.model.told if self.model.conditional else None
+        return self.model.condition_name if self.model.conditional else None
 
     def warm(self) -> None:
         """Everything that the first visitor would wait for: the model, the probe, the pilot, digests of all weights."""
