@@ -37,9 +37,9 @@ def test_a_black_image_and_a_black_group_have_cosine_zero_not_nan(data: ImageDat
     means = group_means(data, pixels)
     assert cosines(pixels(grey([0, 0])), means).tolist() == [[0, 0]]
     dark = ImageData.from_arrays(grey([0, 0], [255, 0]), ["dark", "lit"], layout="NCHW")
-    np.testing.assert_allclose(cosine_to_means(grey([9, 0]), group_means(dark, pixels), pixels), [[0, 1]])
+    np.testing.assert_allclose(cosines(pixels(grey([9, 0])), group_means(dark, pixels)), [[0, 1]])
 
 
 def test_queries_of_another_size_are_refused(data: ImageData) -> None:
     with pytest.raises(GudaError, match="same size needed"):
-        cosine_to_means(np.zeros((1, 1, 2, 2), np.uint8), group_means(data, pixels), pixels)
+        cosines(pixels(np.zeros((1, 1, 2, 2), np.uint8)), group_means(data, pixels))
