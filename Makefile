@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-operators bench-scale bench-scoring bench-web lint format types check clean
+.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-house bench-operators bench-scale bench-scoring bench-web lint format types contracts check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -21,7 +21,7 @@ install: $(STAMP) ## Make .venv and install guda with its developer tools (nothi
 
 # pip is the last thing `venv` writes, so a .venv that was interrupted half-way is made again.
 # constraints.txt pins torch: an open range would take the newest build, on Linux with gigabytes of CUDA.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml benchmarks/sources/pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { \
 	  command -v $(PYTHON) >/dev/null || \
 	    { echo "error: '$(PYTHON)' not found; install Python 3.11 or newer, or run make PYTHON=/path/to/python3" >&2; exit 2; }; \
@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    { echo "error: $(PYTHON) has no venv module; install it (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 2; }; \
 	  echo "Making $(VENV) with $$($(PYTHON) -V)"; \
 	  $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]' -e benchmarks/sources
 	@touch $@
 
 # Playwright, Gradio and Ray are large: only the tests that need them install them, under the same constraints.
@@ -57,6 +57,9 @@ bench-baselines: install ## Measure every baseline against LOGO, and the featuri
 bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (an hour from nothing; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/emoji.py
 
+bench-house: install ## Measure the code's size, what a reader walks through, and the memory of guda.attribute (ten minutes)
+	$(BIN)/python benchmarks/house.py --label after
+
 bench-operators: install ## Measure every unlearning operator against LOGO (hours from nothing; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/logo_budget.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/operators.py
@@ -80,10 +83,13 @@ format: install ## Fix style and formatting in place (ruff)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+contracts: install ## Check that library packages import nothing of the workflow (import-linter)
+	$(BIN)/lint-imports
+
 types: install ## Check types (mypy)
 	$(BIN)/mypy
 
-check: lint types test ## Everything a change must pass: lint, types, fast tests
+check: lint types contracts test ## Everything a change must pass: lint, types, import contracts, fast tests
 
 clean: ## Remove caches and build output (keeps .venv and runs/)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,12 +20,12 @@ import numpy as np
 
 import sketch as sketching
 from guda import steps
-from guda.cli.show import Display
+from guda.cli.display import Display
 from guda.config import QueriesConfig
 from guda.errors import NotFinite
 from guda.evaluation.ceiling import compare
-from guda.evaluation.results import DatasetEntry, MethodEntry, read_results, write_results
-from guda.evaluation.tables import figure_text, human_count, human_time, markdown
+from guda.evaluation.results import DatasetEntry, Figure, MethodEntry, read_results, write_results
+from guda.evaluation.tables import comparison, figure
 from guda.files import write_json, write_text
 from guda.methods.base import Method
 from guda.run.recipe import Recipe
@@ -34,6 +34,7 @@ from guda.run.samples import collect_samples, sample_tasks
 from guda.scoring.scores import Scores
 from guda.steps.fit import Engine
 from guda.steps.setting_trial import Trials
+from guda.table import Cell, Table, count, human_time
 from operators import SIZES
 from operators import recipe_of as operators_recipe
 
@@ -182,30 +183,27 @@ def differences(run: Run, queries: str, methods: list[str]) -> dict[str, float]:
     return {f"{m}_minus_{REFERENCE}.{end}": getattr(d, end) for m, d in ends.items() for end in ("mean", "lo", "hi")}
 
 
-def _ratio(entry: MethodEntry) -> str:
-    return figure_text((entry.ratio_to_ceiling or {}).get("top1"))
-
-
 def summary(entries: dict[str, DatasetEntry]) -> str:
     """Like the first table of the paper: Top-1, its share of the ceiling, preprocessing and cost of a query."""
-    header, rows = ["method"], [["LOGO, one retraining (ceiling)"]]
+    header: list[str] = ["method"]
     for name in entries:
         header += [f"{name} Top-1", "of ceiling", "fit evals/group", "fit time", "per query"]
+
+    def cells(e: MethodEntry, top1: Figure | None, ratio: Cell) -> list[Cell]:
+        return [figure(top1), ratio, count(e.fit_evals), human_time(e.fit_seconds), count(e.score_evals)]
+
+    first: list[Cell] = ["LOGO, one retraining (ceiling)"]
     for e in entries.values():
-        logo = e.methods["logo"]
-        rows[0] += [figure_text((e.ceiling or {}).get("top1")), "1", human_count(logo.fit_evals),
-                    human_time(logo.fit_seconds), human_count(logo.score_evals)]  # fmt: skip
+        first += cells(e.methods["logo"], (e.ceiling or {}).get("top1"), "1")
+    rows = [first]
     for m in dict.fromkeys(m for e in entries.values() for m in e.methods if m != "logo"):
-        row = [m]
+        row: list[Cell] = [m]
         for e in entries.values():
             found = e.methods.get(m)
-            row += ["–"] * 5 if found is None else [
-                figure_text(found.metrics["top1"]), _ratio(found), human_count(found.fit_evals),
-                human_time(found.fit_seconds), human_count(found.score_evals),
-            ]  # fmt: skip
+            ratio = None if found is None else figure((found.ratio_to_ceiling or {}).get("top1"))
+            row += [None] * 5 if found is None else cells(found, found.metrics["top1"], ratio)
         rows.append(row)
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return Table.of("", header, rows).markdown_lines()
 
 
 def beside(entries: dict[str, DatasetEntry]) -> str:
@@ -238,7 +236,7 @@ def main() -> None:
         first = next(iter(entries))
         entries[first] = entries[first].model_copy(update={"figures": entries[first].figures | sketching.measure()})
         write_results(path, "python benchmarks/baselines.py", entries)
-    tables = [summary(entries), beside(entries), *(markdown(n, e) for n, e in entries.items())]
+    tables = [summary(entries), beside(entries), *(comparison(n, e).markdown() for n, e in entries.items())]
     write_text(RESULTS / "baselines.md", "\n\n".join(tables) + "\n")
     print(summary(entries))
 

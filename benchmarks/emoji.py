@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from guda import steps
-from guda.cli.show import Display
+from guda.cli.display import Display
 from guda.evaluation.ceiling import compare
 from guda.evaluation.results import DatasetEntry, write_results
-from guda.evaluation.tables import markdown
+from guda.evaluation.tables import comparison
 from guda.files import write_text
 from guda.methods.base import get_method
 from guda.methods.terms import load_queries
@@ -34,6 +34,7 @@ from guda.steps.fit import Engine
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+RECIPES = ROOT / "benchmarks" / "recipes"
 START = ROOT / "runs" / "emoji-start"
 RUN = ROOT / "runs" / "emoji"
 TWINS = ("fluent-emoji", "fluent-emoji-flat")
@@ -52,9 +53,9 @@ def prepared(root: Path, recipe: Recipe) -> Run:
 
 
 def measure(engine: Engine) -> tuple[Run, DatasetEntry]:
-    start = prepared(START, builtin_recipe("emoji-start"))
+    start = prepared(START, Recipe.read(RECIPES / "emoji-start.yaml"))
     steps.train(start, engine)
-    value = builtin_recipe("emoji").model_dump(mode="json")
+    value = Recipe.read(RECIPES / "emoji.yaml").model_dump(mode="json")
     value["model"]["start"] = str(START / "models" / "full-s0")
     run = prepared(RUN, Recipe.from_dict(value, "emoji benchmark"))
     entry = steps.pipeline(run, engine)
@@ -130,7 +131,7 @@ def tables(run: Run, entry: DatasetEntry) -> str:
     twin = [[m, f"{f[f'prompted_style_first.{m}']:.2f}", f"{f[f'twins.itself.{m}']:.2f}", f"{f[f'twins.twin.{m}']:.2f}"]
             for m in entry.methods]  # fmt: skip
     return "\n\n".join([
-        markdown("emoji", entry),
+        comparison("emoji", entry).markdown(),
         "Paired differences, 95 % intervals over queries:",
         grid(["", "Top-1", "MRR", "Spearman"], rows),
         "Top-1 by noise band, each band against its own oracle:",
@@ -221,7 +222,10 @@ def main() -> None:
     entry = entry.model_copy(update={"figures": entry.figures | figures(run, entry)})
     above = steps.evaluate(run, steps.choose_queries(run), band="100:1000")
     write_results(RESULTS / "emoji.json", "python benchmarks/emoji.py", {"emoji": entry, "emoji-t100": above})
-    text = [tables(run, entry), markdown("emoji, counting t >= 100 only (another estimand, another oracle)", above)]
+    text = [
+        tables(run, entry),
+        comparison("emoji, counting t >= 100 only (another estimand, another oracle)", above).markdown(),
+    ]
     write_text(RESULTS / "emoji.md", "\n\n".join([*text, *prompt_tables(run), credits_()]) + "\n")
     write_text(RESULTS / "emoji.recipe.yaml", run.recipe.to_yaml())
     picture(run, RESULTS / "emoji-figure.png")

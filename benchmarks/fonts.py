@@ -2,12 +2,12 @@
 
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/fonts.py     # two hours on 2 cores from nothing; resumes, runs/fonts
 
-Recipe `fonts`, all methods, settings chosen beforehand. Two sets of pictures:
+benchmarks/recipes/fonts.yaml, all methods, settings chosen beforehand. Two sets of pictures:
 
 held-out    four pictures of every family that were not trained on: other shifts and sizes of the same characters. The
             family is known, so the question has an answer, though not the oracle's: a picture in a family's hand
             should be owed to it. `top1_<method>`: the family is first of 60; `top10_...`; `kin_...`: it, or a family
-            that is nearly the same (data/fonts.py, NEAR), is first. Guessing: 1/60.
+            that is nearly the same (guda_sources/fonts.py, NEAR), is first. Guessing: 1/60.
 fonts-12    200 samples of the model, against LOGO for a dozen families (two seeds): the usual evaluation. And the
             held-out pictures of that dozen by LOGO: `top1_of_12_<method>`.
 
@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 
 from guda import steps
-from guda.data.fonts import CHARACTERS, load_fonts
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator
 from guda.evaluation.calibration import clopper_pearson
@@ -34,6 +33,7 @@ from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.race import caught
 from guda.scoring.scores import Scores
+from guda_sources.fonts import CHARACTERS, load_fonts
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "fonts.json"
@@ -84,7 +84,9 @@ def known_answers(scores: dict[str, Scores], families: list[str], near: list[lis
 
 
 def main() -> None:
-    run = steps.init(ROOT / "runs" / "fonts", Recipe.read(ROOT / "recipes" / "fonts.yaml"), keep_edits=True)
+    run = steps.init(
+        ROOT / "runs" / "fonts", Recipe.read(ROOT / "benchmarks" / "recipes" / "fonts.yaml"), keep_edits=True
+    )
     engine = steps.local_engine()
     steps.change_groups(run, "all")
     steps.fit(run, METHODS, engine)

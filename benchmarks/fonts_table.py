@@ -1,4 +1,4 @@
-"""Makes src/guda/data/fonts.yaml: families of Debian's packages that can be groups, and what was left out and why.
+"""Makes guda_sources/fonts.yaml: families of Debian's packages that can be groups, and what was left out and why.
 
     python benchmarks/fonts_table.py FOLDER_WITH_DEB_FILES [--all] [--write]
 
@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import yaml
 
-from guda.data.faces import STYLES, families
-from guda.data.fonts import CHARACTERS, TABLE, Pen, alike, why_not
 from guda.errors import GudaError
+from guda_sources.faces import STYLES, families
+from guda_sources.fonts import CHARACTERS, TABLE, Pen, alike, why_not
 
 SMALLEST = 0.8
 # Chosen by hand from what passes: text faces, monospaced, script, blackletter and pixel faces; of packages with many

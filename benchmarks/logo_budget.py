@@ -1,4 +1,4 @@
-"""How long must a LOGO retraining be? SPEC 8: the shortest budget whose retain validation loss is within 1 % of that
+"""How long must a LOGO retraining be? The shortest budget whose retain validation loss is within 1 % of that
 at twice the budget. Writes benchmarks/results/logo-budget.json; every training is kept, so it resumes.
 
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/logo_budget.py        # about 15 minutes on one core
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from guda.data.sources import load_source
-from guda.diffusion.networks import build_denoiser
+from guda.diffusion.loading import build_denoiser
 from guda.diffusion.noise import generator
 from guda.diffusion.training import train
 from guda.evaluation.results import machine
@@ -79,7 +79,7 @@ def main() -> None:
             {
                 "command": "python benchmarks/logo_budget.py",
                 "machine": machine().model_dump(mode="json"),
-                "criterion": "retain validation loss within 1 % of the value at twice the steps (SPEC 8)",
+                "criterion": "retain validation loss within 1 % of the value at twice the steps",
                 "losses": found,
                 "shortest": {name: shortest(losses) for name, losses in found.items()},
             },

@@ -5,7 +5,7 @@
 
 Writes benchmarks/results/operators.{json,md}. Settings were chosen on queries of sampling seed 0 (SETTINGS below says
 how); the queries reported have seed 1. Timesteps are placed without a pilot (`stratified`), because a pilot measured on
-one operator would favour it. LOGO's cost is that of the shortest honest budget (benchmarks/logo_budget.py, SPEC 8).
+one operator would favour it. LOGO's cost is that of the shortest honest budget (benchmarks/logo_budget.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from guda import steps
-from guda.cli.show import Display
+from guda.cli.display import Display
 from guda.evaluation.ceiling import compare
 from guda.evaluation.results import DatasetEntry, Figure, read_results, write_results
-from guda.evaluation.tables import markdown
+from guda.evaluation.tables import comparison
 from guda.files import read_json, write_text
 from guda.methods.base import get_method
 from guda.methods.terms import load_queries
@@ -266,7 +266,7 @@ def main() -> None:
         write_results(path, "python benchmarks/operators.py", entries)
     tables = [summary(entries), *(bands_table(n, e) for n, e in entries.items())]
     tables += [scale_table(entries), storage_table(entries)]
-    tables += [markdown(n, e) for n, e in entries.items()]
+    tables += [comparison(n, e).markdown() for n, e in entries.items()]
     write_text(RESULTS / "operators.md", "\n\n".join(tables) + "\n")
     plot(entries)
     print(summary(entries))

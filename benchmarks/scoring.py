@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from guda import steps
-from guda.cli.show import Display
+from guda.cli.display import Display
 from guda.data.groups import natural
 from guda.diffusion.denoiser import Denoiser
 from guda.evaluation.results import DatasetEntry, write_results

@@ -29,8 +29,8 @@ import torch
 from guda.baselines.features import FeatureConfig, Featuriser
 from guda.baselines.sketch import ROWS, Sketch, make_sketch
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler
-from guda.diffusion.networks import ResidualMLP
 from guda.files import write_tensors
 from guda.run.parts import SHARD
 

@@ -26,8 +26,8 @@ def make_mlp() -> Callable[..., Denoiser]:
         import torch
 
         from guda.diffusion.denoiser import Denoiser
+        from guda.diffusion.families.mlp import ResidualMLP
         from guda.diffusion.loading import make_scheduler
-        from guda.diffusion.networks import ResidualMLP
 
         with torch.random.fork_rng():
             torch.manual_seed(seed)

@@ -6,14 +6,17 @@
     scores = guda.attribute(model, bank, guda.Queries.from_folder("generated/"))
     print(scores["img_0007"].top(3))
 
+    run    = guda.open("runs/demo")
+    scores = run.scores("hybrid")
+
 Names are imported when first used, so that `import guda` and `guda --help` are instant.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from guda.api import attribute, unlearn
+    from guda.api import open_run as open
     from guda.data.groups import Groups
     from guda.data.images import ImageData
     from guda.data.prompts import Prompts
@@ -41,6 +44,7 @@ _WHERE = {
     "Run": "guda.run.run",
     "Scores": "guda.scoring.scores",
     "attribute": "guda.api",
+    "open": "guda.api",
     "unlearn": "guda.api",
 }
 
@@ -57,15 +61,18 @@ __all__ = [
     "Run",
     "Scores",
     "attribute",
+    "open",
     "unlearn",
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
+    from importlib import import_module
+
     if name not in _WHERE:
         raise AttributeError(f"module 'guda' has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_WHERE[name]), {"open": "open_run"}.get(name, name))
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+    return [*__all__, "__version__"]

@@ -1,10 +1,17 @@
-"""The two calls of the Python interface: unlearn every group, then attribute any picture. Same code as a run's tasks,
-in this process and in memory."""
+"""The Python interface: unlearn every group, attribute any picture, open a run.
+
+`unlearn` and `attribute(model, bank, ...)` work in memory, everything else goes through a run folder; both use the
+same scorer and the same defaults (recipes/own-*.yaml), so they give the same numbers as the command line. To the last
+bit they do with one thread (OMP_NUM_THREADS=1), which is what the workers of a run have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from guda.config import ScoringConfig, parse_config
 from guda.data.images import ImageData
@@ -12,14 +19,17 @@ from guda.data.prompts import Prompts
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, suggestion
-from guda.scoring.estimate import difference, rank_columns, stack_estimates
-from guda.scoring.pilot import IMAGES, MODELS, measure
-from guda.scoring.pilot import density as pilot_density
-from guda.scoring.plan import make_plan
+from guda.run.recipe import Recipe, preset
+from guda.scoring.bank_scores import score_bank
+from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
-from guda.scoring.terms import kl, make_draws, squared_errors
-from guda.unlearning.bank import Bank, Counterfactual, Workbench
+from guda.unlearning.bank import Bank
 from guda.unlearning.unlearn import unlearn_group
+
+if TYPE_CHECKING:
+    from guda.evaluation.results import DatasetEntry
+    from guda.run.run import Run
+    from guda.run.task import Task
 
 
 def unlearn(
@@ -32,12 +42,11 @@ def unlearn(
     **settings: Any,
 ) -> Bank:
     """A bank of counterfactuals of `model`, one per group of `data` (of a tree, per leaf) or of `groups`.
-    `settings` are the operator's.
+    `settings` are the operator's; those left out are the same as in a run that `guda init` makes.
 
     `operator`: retrack, shift, esd, ...; or posterior, which fits a density of the data and trains nothing.
     Text-to-image models: anchors-weighted, -uniform or -removed, with the `prompts` of the training images.
     `conditional`: for operators that ask one (esd), a model told each image's group, the null label last."""
-    import guda.unlearning.operators  # noqa: F401  registers them
     from guda.unlearning.rule import RuleConfig, rule_bank
     from guda.unlearning.unlearn import OPERATORS, check_groups
 
@@ -51,57 +60,220 @@ def unlearn(
             f"the model takes {model.image_shape} pictures (channels, height, width), not {data.shape}",
         )
     data.groups.check_rest()
+    settings = _preset(model).settings(operator) | settings
     if operator == "posterior":
         return rule_bank(model, data, parse_config(RuleConfig, settings, operator), groups)
     config = parse_config(OPERATORS[operator].Config, settings, operator)
     chosen = data.groups.leaf_names if groups is None else tuple(groups)
     check_groups(operator, data.groups, chosen)
-    return Bank({
+    made = {
         group: unlearn_group(model, data, group, operator, config, conditional=conditional, prompts=prompts)
         for group in chosen
-    })  # fmt: skip
+    }
+    return Bank(made, data, None if prompts is None else prompts.training)
 
 
 def attribute(
-    model: Denoiser, bank: Bank, queries: Queries, pilot: Queries | ImageData | None = None, **settings: Any
+    model: Denoiser | str | Path,
+    source: Bank | ImageData | str | Path,
+    queries: Queries | str | Path,
+    method: str | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    data: ImageData | None = None,
+    stop: str | None = None,
+    band: str | None = None,
+    screen: str | None = None,
+    folder: str | Path | None = None,
+    **scoring: Any,
 ) -> Scores:
-    """Nats per picture and group, positive = the group mattered; `settings` as a recipe's `scoring` section.
+    """Nats per picture and group, positive = the group mattered; `scoring`: settings of a recipe's `scoring` section
+    (rounds, strata, drift="subtract", ...).
 
-    With `pilot` images (training images, say; a few dozen are enough) the importance plan is used: the same precision
-    for a fraction of the evaluations. Without them, the stratified one. A text-to-image model's pilot needs prompts."""
-    import numpy as np
+        scores = guda.attribute(model, guda.unlearn(model, data), queries)      # in memory, the bank is kept
+        scores = guda.attribute(model, data, queries, "dtrak")                  # any method, through a run
+        scores = guda.attribute("my-model/", "art/", "generated/", "hybrid", stop="top1@0.95", folder="runs/art")
 
-    settings = {"plan": "stratified" if pilot is None else "importance"} | settings
-    config: ScoringConfig = parse_config(ScoringConfig, settings, "scoring")
-    if config.drift == "subtract":
-        raise GudaError(
-            "drift-needs-run", "drift is measured on a run's training images; in Python score with drift='keep'"
-        )
-    queries.check_shape(model.image_shape)
-    bench = Workbench(model, model.digest())
-    density = None
-    if pilot is not None:
-        models = [bank[g].apply(model) for g in list(bank)[:MODELS]]
-        some = slice(None, None, max(1, len(pilot.images) // IMAGES))
-        told = pilot.prompts[some][:IMAGES] if isinstance(pilot, Queries) and pilot.prompts is not None else None
-        t, contrasts, _ = measure(model, models, pilot.images[some][:IMAGES], config.seed, config.block, told)
-        density = pilot_density(model.schedule, t, contrasts)
-    plan = make_plan(model.schedule, config, density)
-    x0, cond = model.encode(queries.images), model.condition(queries.prompts)
-    draws = [make_draws(model, x0, queries.ids, plan, r) for r in range(config.rounds)]
+    `source`: a bank, or the training images (an image folder by its path), which need a `method` to be fitted first;
+    default: the preset's, retrack or anchors-weighted. `options` are the method's settings, `training` those of
+    retrainings (logo). All of it is kept in the run `folder`; without one, in a temporary folder.
+    `stop` races to a stop rule, `band` counts some timesteps only, `screen` chooses who races, all as `guda score`.
+    `data`: the training images of a bank that was loaded from disk, which an importance plan and drift are measured
+    on; without them the plan is stratified: the same estimand for more evaluations."""
+    queries = queries if isinstance(queries, Queries) else Queries.from_folder(queries)
+    loaded = model if isinstance(model, Denoiser) else Denoiser.from_pretrained(model)
+    if isinstance(source, Bank):
+        for name, given in (("method", method), ("options", options), ("training", training), ("screen", screen),
+                            ("folder", folder)):  # fmt: skip
+            if given is not None:
+                raise GudaError("bank-option-unsupported", f"a bank is fitted already: leave out {name}=...")
+        return _attribute_by_bank(loaded, source, queries, data or source.data, stop, band, scoring)
+    if data is not None:
+        raise GudaError("bank-option-unsupported", "data=... are the training images of a bank; give them as `source`")
+    with _folder(folder) as root, _one_thread():
+        run = _make_run(root, loaded, None if isinstance(model, Denoiser) else str(model), source, training)
+        method = method or next(iter(run.run.recipe.methods))
+        run.fit(method, **(options or {}))
+        return run.score(queries, method, stop, band, screen, **scoring)
 
-    def contributions(denoiser: Denoiser) -> np.ndarray:
-        errors = [squared_errors(denoiser, d, config.block, cond) for d in draws]
-        return np.stack([kl(plan, model.schedule.weights, d.t, e) for d, e in zip(draws, errors, strict=True)])
 
-    def counterfactual(found: Counterfactual) -> Denoiser:
-        return found.apply(model) if found.kind == "rule" else bench.use(found)
+def _preset(model: Denoiser) -> Recipe:
+    return preset(text_to_image=model.frozen is not None)
 
-    full = contributions(model)
-    d = np.stack([contributions(counterfactual(bank[g])) - full for g in bank], axis=2)
-    found = [difference(d[:, :, g], grid=bool(plan.grid)) for g in range(len(bank))]
-    return Scores(
-        method=next(iter(bank.values())).method, unit="nats", estimand=plan.estimand, queries=queries.ids,
-        groups=tuple(bank), n_evals=2 * plan.evals_per_round * config.rounds, **stack_estimates(found),
-        **rank_columns(d),
-    )  # fmt: skip
+
+def _attribute_by_bank(
+    model: Denoiser, bank: Bank, queries: Queries, data: ImageData | None, stop: str | None, band: str | None,
+    given: dict[str, Any],
+) -> Scores:  # fmt: skip
+    usual = _preset(model).scoring.model_dump() | ({"plan": "stratified"} if data is None else {})
+    config: ScoringConfig = parse_config(ScoringConfig, usual | given, "scoring")
+    if stop is not None and (band is not None or config.drift == "subtract"):
+        raise GudaError("stop-with-band", "a race is over plain scores: leave out stop, or band and drift='subtract'")
+    rule = None if stop is None else StopRule.parse(stop)
+    return score_bank(model, bank, queries, config, data, bank.prompts, rule, band)
+
+
+def _make_run(
+    root: Path, model: Denoiser, path: str | None, data: ImageData | str | Path, training: Mapping[str, Any] | None
+) -> OpenRun:
+    """A run from a preset, as `guda init` makes it. A model that is only in memory is saved into its folder."""
+    from guda import steps
+
+    recipe = _preset(model).model_dump(mode="json")
+    recipe["model"] = {"path": path or str(root.resolve() / "models" / "given")}
+    if training is not None:
+        recipe["training"] = (recipe["training"] or {}) | dict(training)
+    if isinstance(data, ImageData):
+        known = ("group_by", "size", "mode", "content_by")
+        from_folder = data.meta.get("source") == "folder"
+        recipe["data"] = {"source": data.meta["path"] if from_folder else f"memory:{data.name}"}
+        recipe["data"] |= {k: data.meta.get(k) for k in known} if from_folder else {}
+        recipe["name"] = data.name
+    else:
+        recipe["data"]["source"], recipe["name"] = str(data), Path(data).name or str(data)
+    given = data if isinstance(data, ImageData) else None
+    run = steps.init(root, Recipe.from_dict(recipe, "the settings"), data=given, model=model)
+    if run.recipe.prompts is not None:
+        steps.prompts_build(run)
+    return OpenRun(run)
+
+
+@contextmanager
+def _folder(given: str | Path | None) -> Iterator[Path]:
+    if given is not None:
+        yield Path(given).expanduser()
+        return
+    with TemporaryDirectory(prefix="guda-") as name:
+        yield Path(name) / "run"
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tasks of a run compute with one thread; the caller's setting comes back afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def open_run(path: str | Path, workers: int | None = None) -> OpenRun:
+    """An existing run folder; `workers`: processes for what is computed, default: this one."""
+    from guda.run.run import Run
+
+    return OpenRun(Run.open(path), workers)
+
+
+class OpenRun:
+    """A run folder, from Python. What is missing is computed, what is there is read; nothing is done twice.
+
+    run = guda.open("runs/demo")
+    run.scores("hybrid")["img_0007"].top(3)
+    run.fit("shift", steps=50); run.score("generated/", "shift", stop="top1@0.95")
+    run.evaluate(); run.report()
+    """
+
+    def __init__(self, run: Run, workers: int | None = None) -> None:
+        from guda import steps
+        from guda.engine.inline import run_inline
+
+        self.run = run
+        self._engine: steps.Engine = run_inline if workers is None else steps.local_engine(workers)
+
+    def __repr__(self) -> str:
+        sets = ", ".join(self.run.query_sets()) or "none"
+        return f"<run {self.run.address}: {len(self.run.info['groups'])} groups; query sets: {sets}>"
+
+    def _work(self, run: Run, tasks: list[Task], title: str) -> int:
+        with _one_thread():
+            return self._engine(run, tasks, title)
+
+    def status(self) -> dict[str, Any]:
+        """What is done and what is left."""
+        from guda import steps
+
+        return steps.status(self.run)
+
+    def fit(self, method: str, **settings: Any) -> OpenRun:
+        """Make what a method needs; `settings` are kept in the run's recipe."""
+        from guda import steps
+
+        if settings:
+            steps.update_settings(self.run, method, settings)
+        steps.fit(self.run, [method], self._work)
+        return self
+
+    def score(
+        self, queries: Queries | str | Path | None = None, method: str | None = None, stop: str | None = None,
+        band: str | None = None, screen: str | None = None, **scoring: Any,
+    ) -> Scores:  # fmt: skip
+        """Score pictures (a folder, `Queries`, or a set of the run by its name) by one method, which must be fitted.
+        `scoring`: settings of the recipe's `scoring` section, kept there."""
+        from guda import steps
+
+        fitted = [] if method is not None else steps.fitted_methods(self.run)
+        if method is None and not fitted:
+            raise GudaError("method-not-fitted", f"nothing is fitted in {self.run.address} yet; call .fit(method)")
+        chosen = method or fitted[0]
+        steps.change_scoring(self.run, **scoring)
+        name = self._query_set(queries)
+        return steps.score(self.run, name, [chosen], self._work, stop, band, screen)[chosen]
+
+    def scores(
+        self, method: str, queries: str | None = None, stop: str | None = None, band: str | None = None,
+        screen: str | None = None,
+    ) -> Scores:  # fmt: skip
+        """Scores that were computed before."""
+        from guda import steps
+
+        name = steps.choose_queries(self.run, queries)
+        path = steps.scores_path(self.run, name, method, steps.variant(self.run, stop, band, "keep", screen))
+        if not path.is_file():
+            known = ", ".join(steps.scored_methods(self.run, name)) or "nothing"
+            raise GudaError(
+                "scores-missing", f"{method} has not scored {name} so in {self.run.address} (scored: {known})"
+            )
+        return Scores.read(path)
+
+    def evaluate(self, queries: str | None = None, band: str | None = None) -> DatasetEntry:
+        """Every scored method against the LOGO oracle."""
+        from guda import steps
+
+        return steps.evaluate(self.run, steps.choose_queries(self.run, queries), band)
+
+    def report(self, queries: str | None = None, out: str | Path | None = None) -> Path:
+        """Write the report; returns its file."""
+        from guda import steps
+        from guda.report.page import write_report
+
+        return write_report(self.run, steps.choose_queries(self.run, queries), out=None if out is None else Path(out))
+
+    def _query_set(self, queries: Queries | str | Path | None) -> str:
+        from guda import steps
+
+        if isinstance(queries, Queries):
+            return steps.keep_queries(self.run, queries)
+        return steps.choose_or_add_queries(self.run, None if queries is None else str(queries))

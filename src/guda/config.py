@@ -4,7 +4,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from guda.errors import GudaError
 
@@ -23,7 +31,7 @@ class PartitionConfig(Config):
 
 
 class DataConfig(Config):
-    source: str = Field(description="A known source (digits) or an image folder.")
+    source: str = Field(description="A known source (digits) or an image folder, whose sub-folders are the groups.")
     size: int | None = Field(None, gt=0, description="Resize the shorter side to this and centre-crop to a square.")
     group_by: str | None = Field(
         None,
@@ -39,8 +47,9 @@ class DataConfig(Config):
         None, description="The part of a published data set, where it has parts (cifar10); default: train."
     )
     variants: int | None = Field(
-        None, gt=0, description="Images of each character of a family (fonts): styles, sizes, shifts; default: 4."
+        None, gt=0, description="Images of each thing, where a source draws them itself (fonts); default: the source's."
     )
+    options: dict[str, Any] = Field({}, description="Further options of the source: the parameters of its function.")
     limit_per_group: int | None = Field(
         None, gt=0, description="Keep at most this many images of each group; of a tree, of each leaf."
     )
@@ -50,6 +59,11 @@ class DataConfig(Config):
     partition: PartitionConfig | None = Field(
         None, description="A noisy partition: some images of every group under other groups' names. Default: none."
     )
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out empty options: the section is locked in run.json, and older runs do not have them."""
+        return {key: value for key, value in dump(self).items() if key != "options" or value}
 
 
 class PromptsConfig(Config):
@@ -106,8 +120,10 @@ class ModelConfig(Config):
     start: str | None = Field(
         None, description="A pretrained model (folder or Hub id) that the full and LOGO models are fine-tuned from."
     )
-    net: Literal["mlp", "unet2d", "unet2d-condition"] = Field(
-        "unet2d", description="Network to train when there is neither `path` nor `start`."
+    net: str = Field(
+        "unet2d",
+        description="Family of the network to train when there is neither `path` nor `start`: unet2d, mlp, "
+        "unet2d-condition, or one of an installed package.",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Constructor arguments of that network.")
     text: Literal["minilm"] | None = Field(None, description="Text encoder of a unet2d-condition network.")
@@ -192,7 +208,8 @@ class ScoringConfig(Config):
         description="Fit and score these groups only; training keeps all. Default: every group; of a tree, its leaves.",
     )
     drift: Literal["keep", "subtract"] = Field(
-        "keep", description="subtract: unlearned scores less what unlearning does to other groups' training images."
+        "keep",
+        description="`subtract` removes from every unlearned score what unlearning does to other groups' images.",
     )
     reference: int = Field(20, ge=2, description="Training images of each group that health and drift are measured on.")
 

@@ -40,7 +40,7 @@ class Guda:
 
 
 def program(*args: object, cwd: Path | None = None) -> Answer:
-    done = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=120)
+    done = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=600)
     return Answer(done.returncode, done.stdout, done.stderr)
 
 

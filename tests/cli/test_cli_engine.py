@@ -8,7 +8,7 @@ import pytest
 from commandline import Guda, refused
 
 from guda.cli.main import app
-from guda.cli.options import ENGINE, Json, RunFolder, works
+from guda.cli.options import ENGINE, Json, RunFolder, command
 
 OPTIONS = {"workers", "engine", "address", "num_cpus_per_task", "num_gpus_per_task", "memory_per_task"}
 
@@ -37,7 +37,7 @@ def test_options_stand_where_the_engine_stood_and_make_it(monkeypatch: pytest.Mo
     monkeypatch.setattr("guda.cli.options.make_engine", lambda quiet, **asked: made.append(asked | {"quiet": quiet}))
     got: list[tuple] = []
 
-    @works
+    @command
     def verb(run: RunFolder, engine: object = ENGINE, as_json: Json = False) -> None:
         got.append((run, engine, as_json))
 

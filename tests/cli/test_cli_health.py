@@ -9,7 +9,7 @@ from rich.console import Console
 from tinyrun import SET, Inline, copy_run, digits_folder, tiny, tree
 
 from guda import steps
-from guda.cli.health import tables
+from guda.cli.display import health_tables
 from guda.methods.health import Health
 from guda.run.run import Run
 
@@ -49,7 +49,7 @@ def test_a_narrow_terminal_gets_the_largest_leaks(run: Run) -> None:
     def printed(width: int) -> str:
         console = Console(width=100)
         with console.capture() as captured:
-            console.print(*tables(found, width), sep="\n")
+            console.print(*health_tables(found, width), sep="\n")
         return captured.get()
 
     assert "largest leak" in printed(30)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from tinyrun import (
 
 import guda as package
 from guda.scoring.scores import Scores
+from waiting import LIMIT, wait_for
 
 
 def as_json(answer) -> dict:
@@ -33,16 +33,11 @@ def as_json(answer) -> dict:
     return json.loads(answer.out)
 
 
-def test_help_is_instant_and_imports_nothing_heavy() -> None:
-    seconds = []
-    for _ in range(3):
-        started = time.monotonic()
-        answer = program("--help")
-        seconds.append(time.monotonic() - started)
-        assert answer.code == 0
+def test_help_imports_nothing_heavy() -> None:
+    answer = program("--help")
+    assert answer.code == 0
     for verb in ("demo", "init", "train", "fit", "sample", "score", "evaluate", "report", "status"):
         assert f" {verb} " in answer.out
-    assert min(seconds) < 1
     code = (
         "import sys; sys.argv = ['guda', 'fit', '--help']\n"
         "from guda.cli.main import main\n"
@@ -172,12 +167,9 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
         # what a shell starts in the background ignores Ctrl-C, and so would its grandchildren
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not list((root / "progress").glob("*.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: list((root / "progress").glob("*.json")), "a heartbeat")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the driver and its workers
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
     assert out == ""
     assert err == "guda: stopped; nothing finished is lost, the same command goes on from here\n"

@@ -12,6 +12,8 @@ from tinyrun import tree
 
 from guda.run.run import Run
 
+EMOJI = Path(__file__).parents[2] / "benchmarks" / "recipes" / "reproduce" / "emoji.yaml"
+
 
 def test_own_model_and_styles_with_the_usual_verbs(guda: Guda, tmp_path: Path) -> None:
     """init, prompts build, fit, score with prompts.jsonl, report: what docs/text-to-image.md promises."""
@@ -101,6 +103,6 @@ def test_a_recipe_is_planned_without_its_data(guda: Guda) -> None:
     assert value["bank"]["full copies"] == value["bank"]["fp32"] == 16 * 4 * 859_520_964
     assert value["bank"]["lora:4"] < 0.01 * value["bank"]["full copies"]
     refused(guda("plan", "digits-of-pi"), "no recipe")
-    told = guda("reproduce", "emoji", "--plan")
+    told = guda("reproduce", EMOJI, "--plan")
     assert told.code == 0
     assert "fit logo (18 trainings)" in told.out

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commandline import Guda, refused
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from tinyrun import tiny, write_digits
 
 

@@ -13,10 +13,9 @@ from styledimages import STYLES, styled
 from tinyclip import write_clip
 
 from guda.config import PromptsConfig
-from guda.data.captioners import sampled, vlm, vocabularies
-from guda.data.captioners.file import read_descriptors
-from guda.data.captioners.similarity import clip_fits, describe, pick
-from guda.data.captioners.statistics import WORDS, statistics
+from guda.data.captioners import ask_vlm, by_similarity, by_vlm, clip_fits, pick, read_answer, sampled, vocabularies
+from guda.data.descriptors import read_descriptors
+from guda.data.style_words import WORDS, statistics
 from guda.errors import GudaError
 from guda.run.recipe import Recipe
 
@@ -152,19 +151,19 @@ def test_a_word_list_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "w.txt").write_text(
         "# lines\nFlat colors\n\nmonochrome\nsparse\nthin lines\nsoft gradients\nmonochrome\n"
     )
-    raw = describe(styled(), PromptsConfig(path=str(tmp_path / "w.txt"), words_per_image=2, images_per_style=4))
+    raw = by_similarity(styled(), PromptsConfig(path=str(tmp_path / "w.txt"), words_per_image=2, images_per_style=4))
     assert {len(images) for images in raw.values()} == {4}
     said = {w for images in raw.values() for image in images for w in image}
     assert said <= {"flat colors", "monochrome", "sparse", "thin lines", "soft gradients"}
     with pytest.raises(GudaError, match="give more words"):
-        describe(styled(), PromptsConfig(path=str(tmp_path / "w.txt"), words_per_image=6))
+        by_similarity(styled(), PromptsConfig(path=str(tmp_path / "w.txt"), words_per_image=6))
     (tmp_path / "w.txt").write_text("flat color\nsparse")
     with pytest.raises(GudaError, match=r"no statistic for 'flat color'.*did you mean 'flat colors'"):
-        describe(styled(), PromptsConfig(path=str(tmp_path / "w.txt"), words_per_image=2))
+        by_similarity(styled(), PromptsConfig(path=str(tmp_path / "w.txt"), words_per_image=2))
     with pytest.raises(GudaError, match="cannot be read"):
-        describe(styled(), PromptsConfig(path=str(tmp_path / "none.txt")))
+        by_similarity(styled(), PromptsConfig(path=str(tmp_path / "none.txt")))
     with pytest.raises(GudaError, match=r"unknown prompts\.encoder 'dino'"):
-        describe(styled(), PromptsConfig(encoder="dino"))
+        by_similarity(styled(), PromptsConfig(encoder="dino"))
 
 
 # ---- CLIP -----------------------------------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ def test_clip_similarities_are_cosines_of_the_two_halves(tmp_path: Path) -> None
     found = vocabularies(data, config).vocabularies
     assert {w for words in found.values() for w in words} <= set(WORDS)
     with pytest.raises(GudaError, match=r"encoder clip:/no/where cannot be loaded.*encoder: statistics"):
-        describe(data, PromptsConfig(encoder="clip:/no/where"))
+        by_similarity(data, PromptsConfig(encoder="clip:/no/where"))
 
 
 # ---- a vision-language model ---------------------------------------------------------------------------------------
@@ -201,9 +200,9 @@ def test_answers_in_any_form_become_descriptors_without_content() -> None:
     answer = (
         "1. Bold Outlines\n2) flat colours; - warm balls\n* bold outline, a very long sentence about nothing, Soft."
     )
-    assert vlm.descriptors(answer, 5, "ball") == ["bold outlines", "flat colors", "soft"]
-    assert vlm.descriptors(answer, 2) == ["bold outlines", "flat colors"]
-    assert vlm.descriptors("", 5) == []
+    assert read_answer(answer, 5, "ball") == ["bold outlines", "flat colors", "soft"]
+    assert read_answer(answer, 2) == ["bold outlines", "flat colors"]
+    assert read_answer("", 5) == []
 
 
 class Chat(dict):  # type: ignore[type-arg]
@@ -247,9 +246,9 @@ def test_a_vlm_is_shown_every_sampled_image_and_asked_for_style_only() -> None:
 
     def load(name: str) -> Any:
         names.append(name)
-        return lambda image, question: vlm.answer(fake, fake, image, question)
+        return lambda image, question: ask_vlm(fake, fake, image, question)
 
-    raw = vlm.describe(data, config, load)
+    raw = by_vlm(data, config, load)
     assert names == ["some/model"]
     assert len(fake.asked) == 16
     assert all(image == ["monochrome", "high contrast"] for image in raw["ink"])  # "ink" is the style's own name
@@ -267,7 +266,7 @@ def test_missing_weights_and_a_mute_model_are_one_line() -> None:
         vocabularies(styled(), PromptsConfig(source="vlm", model="/no/where"))
     assert "\n" not in str(e.value)
     with pytest.raises(GudaError, match="named no descriptor of style 'flat'"):
-        vlm.describe(styled(), PromptsConfig(source="vlm"), lambda name: lambda image, question: "")
+        by_vlm(styled(), PromptsConfig(source="vlm"), lambda name: lambda image, question: "")
 
 
 # ---- the section ----------------------------------------------------------------------------------------------------

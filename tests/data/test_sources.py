@@ -1,17 +1,24 @@
 """Sources: by name or path, options refused, not ignored, limits depend on nothing but their key."""
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import Field
 
-from guda.data import sources
+from guda.config import DataConfig
 from guda.data.digits import load_digits_data
 from guda.data.images import ImageData
-from guda.data.sources import known_sources, limit_groups, load_source, source
+from guda.data.sources import SOURCES, DataSize, known_size, limit_groups, load_source, source
 from guda.errors import GudaError
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "sources"
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +27,9 @@ def digits() -> ImageData:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sources, "_SOURCES", dict(sources._SOURCES))
-    return
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    SOURCES.load()
+    monkeypatch.setattr(SOURCES, "_items", dict(SOURCES._items))
 
 
 def art(root: Path) -> Path:
@@ -81,19 +88,61 @@ def test_options_a_source_does_not_take_are_refused(option: dict) -> None:
 def test_registering_a_source(digits: ImageData) -> None:
     seen = []
 
-    @source("tiny")
-    def tiny(size: int | None = None) -> ImageData:
-        seen.append(size)
+    @source("tiny", DataSize(10, 20, (1, 8, 8)))
+    def tiny(size: int | None = None, colours: Annotated[int, Field(gt=0)] = 2) -> ImageData:
+        seen.append((size, colours))
         return digits
 
-    assert "tiny" in known_sources()
     assert load_source("tiny", size=3) is digits
-    assert load_source("tiny") is digits
-    assert seen == [3, None]
-    with pytest.raises(GudaError, match=r"does not take mode .*it takes size"):
+    assert load_source("tiny", options={"colours": 5}) is digits
+    assert seen == [(3, 2), (None, 5)]
+    with pytest.raises(GudaError, match=r"does not take mode .*it takes size, colours"):
         load_source("tiny", mode="L")
-    with pytest.raises(GudaError, match="'tiny' is already registered"):
+    for colours in (0, "many"):
+        with pytest.raises(GudaError, match="'tiny': colours: ") as e:
+            load_source("tiny", options={"colours": colours})
+        assert e.value.code == "source-option-invalid"
+    with pytest.raises(GudaError) as e:
         source("tiny")(tiny)
+    assert e.value.code == "source-registered-twice"
+    assert known_size(DataConfig(source="tiny", limit_per_group=7)) == DataSize(10, 7, (1, 8, 8))
+    source("sizeless")(tiny)
+    for name in ("sizeless", "./pictures"):
+        with pytest.raises(GudaError) as e:
+            known_size(DataConfig(source=name))
+        assert e.value.code == "data-size-unknown"
+
+
+def test_options_are_in_the_recipe_only_where_there_are_any() -> None:
+    """The section is locked: runs made before there were options are the same experiment."""
+    assert "options" not in DataConfig(source="digits").model_dump()
+    config = DataConfig(source="x", options={"colours": 3})
+    assert DataConfig(**config.model_dump(mode="json")) == config
+
+
+def test_sources_of_another_package_come_in_by_entry_points(tmp_path: Path) -> None:
+    """What installing benchmarks/sources does: its code is importable, and its entry points are found."""
+    project = tomllib.loads((BENCHMARKS / "pyproject.toml").read_text())["project"]
+    group = project["entry-points"]["guda.sources"]
+    info = tmp_path / "guda_benchmark_sources-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[guda.sources]\n" + "".join(f"{k} = {v}\n" for k, v in group.items()))
+    path = os.pathsep.join(str(p) for p in (tmp_path, BENCHMARKS, *filter(None, sys.path)))
+    program = "from guda.data.sources import SOURCES; print(*sorted(SOURCES))"
+    env = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["cifar10", "digits", "emoji", "fashion-mnist", "fonts", "unlearncanvas"], done.stderr
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("name", ["emoji", "fonts", "fonts:some"])
+def test_sources_of_the_benchmarks_say_how_to_install_them(name: str) -> None:
+    for known in ("emoji", "fonts"):
+        SOURCES._items.pop(known, None)
+    with pytest.raises(GudaError, match="pip install -e benchmarks/sources") as e:
+        load_source(name)
+    assert e.value.code == "source-unknown"
 
 
 def test_limit_keeps_order_and_counts(digits: ImageData) -> None:

@@ -10,10 +10,10 @@ import torch
 
 from guda.config import TrainingConfig
 from guda.data.images import ImageData
-from guda.diffusion import launch as launching
+from guda.diffusion import distributed
 from guda.diffusion.checkpoint import newest
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.launch import Launch, launch, precision_on
+from guda.diffusion.distributed import Stepper, make_stepper, precision_on
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.lora import factors, merged, targets, wrap
 from guda.diffusion.training import Trained, train
@@ -39,7 +39,7 @@ def images(make_images: Callable[..., ImageData]) -> ImageData:
 @pytest.fixture
 def autocast_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if the CPU were a GPU: accelerate's bf16 autocast exists there too."""
-    monkeypatch.setattr(launching, "precision_on", lambda device, precision: precision)
+    monkeypatch.setattr(distributed, "precision_on", lambda device, precision: precision)
     yield
     from accelerate.state import AcceleratorState
 
@@ -55,7 +55,7 @@ def test_pieces_of_all_processes_are_the_batch_and_their_weighted_means_its_mean
 ) -> None:
     values, places, losses = np.random.default_rng(0).normal(size=batch), [], []
     for rank in range(world):
-        one = Launch()
+        one = Stepper()
         one.rank, one.world = rank, world
         pieces = one.pieces(batch, accumulate)
         assert len(pieces) == accumulate
@@ -66,7 +66,7 @@ def test_pieces_of_all_processes_are_the_batch_and_their_weighted_means_its_mean
 
 
 def test_a_batch_too_small_to_share_is_refused(make_mlp: Callable[..., Denoiser]) -> None:
-    one = Launch()
+    one = Stepper()
     one.world = 3
     with pytest.raises(GudaError, match=r"training\.batch = 5 cannot be shared by 3 processes in 2 pieces"):
         one.pieces(5, 2)
@@ -82,13 +82,13 @@ def test_an_accumulated_step_is_the_same_step(
     data = make_images({"a": 10, "b": 20, "c": 12}, size=4 if net == "mlp" else 8)
     base = make_mlp() if net == "mlp" else Denoiser.from_module(make_unet(), make_scheduler("linear:100"))
     gradients: list[torch.Tensor] = []
-    step = Launch.step
+    step = Stepper.step
 
-    def watched(self: Launch, optimizer: Any, parameters: list[Any], clip: float) -> None:
+    def watched(self: Stepper, optimizer: Any, parameters: list[Any], clip: float) -> None:
         gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
         step(self, optimizer, parameters, clip)
 
-    monkeypatch.setattr(Launch, "step", watched)
+    monkeypatch.setattr(Stepper, "step", watched)
     # labels of the whole batch are drawn before it is cut
     whole, cut = (
         train(base, data.images, data.groups, config(accumulate=n, steps=4), seed=0, label_dropout=0.3) for n in (1, 3)
@@ -117,7 +117,7 @@ def test_every_piece_has_dropout_of_its_own(
 def test_a_cpu_computes_in_fp32_whatever_the_recipe_says(make_mlp: Callable[..., Denoiser], images: ImageData) -> None:
     assert precision_on(torch.device("cpu"), "fp16") == precision_on(torch.device("cuda"), "fp32") == "fp32"
     assert precision_on(torch.device("cuda"), "bf16") == "bf16"
-    assert type(launch("fp16", torch.device("cpu"))) is Launch
+    assert type(make_stepper("fp16", torch.device("cpu"))) is Stepper
     one, other = (
         train(make_mlp(), images.images, images.groups, config(precision=p), seed=0) for p in ("fp32", "bf16")
     )

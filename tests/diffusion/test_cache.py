@@ -151,7 +151,7 @@ def test_what_is_kept_in_memory_is_bounded_and_never_wrong(fresh: Denoiser, monk
     assert fresh.frozen is not None
     expected = {p: fresh.frozen.embed([p])["encoder_hidden_states"][0] for p in set(PROMPTS)}
     row = expected["a cat"].nbytes
-    monkeypatch.setattr("guda.diffusion.frozen.KEPT", 2 * row)
+    monkeypatch.setattr("guda.diffusion.families.base.EMBEDDING_BYTES", 2 * row)
     for batch in (PROMPTS[:2], PROMPTS, PROMPTS[3:], PROMPTS[:1]):
         cond = fresh.condition(batch)
         assert cond is not None

@@ -12,9 +12,7 @@ from diffusers import EDMEulerScheduler, FlowMatchEulerDiscreteScheduler, LCMSch
 from safetensors.torch import load_file, save_file
 
 import tiny_pipelines
-from guda.diffusion import loading
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.pipelines import KINDS
 from guda.errors import GudaError
 
 
@@ -31,10 +29,6 @@ def edit_json(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_the_pipelines_that_load_are_those_that_are_named() -> None:
-    assert tuple(KINDS) == loading.PIPELINES
-
-
 @pytest.mark.parametrize(
     ("kind", "part"),
     [("sd", "vae"), ("sd", "tokenizer"), ("sdxl", "text_encoder_2"), ("sd3", "tokenizer_2"), ("sd3-t5", "tokenizer_3")],
@@ -49,7 +43,7 @@ def test_a_missing_part_is_named(kind: str, part: str, copied: Callable[[str], P
 def test_other_pipelines_are_refused_by_their_class(copied: Callable[[str], Path]) -> None:
     folder = copied("sd")
     edit_json(folder / "model_index.json", _class_name="AltDiffusionPipeline")
-    with pytest.raises(GudaError, match=r"AltDiffusionPipeline.*text_encoder.*reads StableDiffusionPipeline, Stable"):
+    with pytest.raises(GudaError, match=r"AltDiffusionPipeline.*text_encoder.*reads .*StableDiffusionPipeline, Stable"):
         Denoiser.from_pretrained(folder)
 
 

@@ -10,8 +10,7 @@ import torch
 
 from guda.config import TrainingConfig
 from guda.data.images import ImageData
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.latents import Latents
+from guda.diffusion.denoiser import Denoiser, Latents
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.training import Trained, fresh, stream_key, to_batch, train
 from guda.errors import GudaError

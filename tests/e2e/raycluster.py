@@ -13,7 +13,7 @@ from queue import Empty, Queue
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
-HELPERS = [str(TESTS / "run"), str(TESTS / "engine"), str(Path(__file__).parent)]
+HELPERS = [str(TESTS), str(TESTS / "run"), str(TESTS / "engine"), str(Path(__file__).parent)]
 sys.path[:0] = [p for p in HELPERS if p not in sys.path]
 # workers import the tests' tasks by name
 os.environ["PYTHONPATH"] = os.pathsep.join([*HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -46,7 +46,7 @@ def app_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         time.sleep(0.2)
     yield f"http://127.0.0.1:{port}"
     server.send_signal(signal.SIGINT)
-    assert server.wait(30) == 0
+    assert server.wait(300) == 0
     assert log.read_text().endswith("Stopped.\n")
     assert "Traceback" not in log.read_text()
 

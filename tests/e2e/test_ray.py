@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from guda.errors import GudaError
 from guda.run.run import Run
 from guda.run.task import Task, pending
 from guda.steps.fit import Engine
+from waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -149,10 +149,7 @@ def test_a_failure_ends_the_others(run: Run, pool: RayWorkers) -> None:
     endless = Task("endless", "test", "enginetasks:forever", {}, ("out/never",))
     with pytest.raises(GudaError, match="too small"):
         run_on_ray(run, [endless, task("x", "enginetasks:fail", kind="late")], pool)
-    deadline = time.monotonic() + 60
-    while raycluster.busy_workers():
-        assert time.monotonic() < deadline, "the endless task goes on"
-        time.sleep(0.1)
+    wait_for(lambda: not raycluster.busy_workers(), "the end of the endless task")
 
 
 def test_a_race_on_ray_is_the_race_here(tmp_path: Path, pool: RayWorkers) -> None:
@@ -257,21 +254,15 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
     run = steps.init(tmp_path / "run", recipe)
     command = [sys.executable, "-m", "guda.cli.main", "train", str(run.root), "--engine", "ray", "--workers", "1"]
     process = subprocess.Popen(command, env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"})
-    deadline = time.monotonic() + 300
-    while not list(run.path("progress").glob("[!.]*.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: list(run.path("progress").glob("[!.]*.json")) or process.poll() is not None, "a heartbeat")
+    assert process.poll() is None
     family = {pid: name(pid) for pid in children(process.pid)}
     worker = {pid for pid, what in family.items() if what.startswith("ray::guda")}
     assert worker
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    for pids, patience in ((worker, 60), (set(family), 180)):  # Ray's own helpers notice later that they are alone
-        deadline = time.monotonic() + patience
-        while alive(pids) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert [family[pid] for pid in alive(pids)] == []
+    wait_for(lambda: not alive(worker), "the end of the worker")
+    wait_for(lambda: not alive(set(family)), "the end of Ray's own helpers, which notice later that they are alone")
     assert steps.status(Run.open(run.root))["running"] == []
 
 

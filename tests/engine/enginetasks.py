@@ -8,36 +8,39 @@ import time
 from guda.errors import GudaError, Mismatch
 from guda.run import progress
 from guda.run.run import Run
+from waiting import LIMIT, wait_for
 
 
 def touch(run: Run, name: str) -> None:
-    """Says who ran it and when."""
+    """Says who ran it."""
     run.path("out").mkdir(exist_ok=True)
     with open(run.path("out", "log.jsonl"), "a") as log:
-        print(json.dumps({"name": name, "pid": os.getpid(), "at": time.monotonic()}), file=log)
+        print(json.dumps({"name": name, "pid": os.getpid()}), file=log)
     run.path("out", name).write_text(name)
 
 
-def slow(run: Run, name: str, ticks: int = 6) -> float:
+def slow(run: Run, name: str) -> float:
+    """Half done until somebody has seen that."""
     progress.INTERVAL = 0.0
-    for i in range(ticks):
-        progress.tick(i + 1, ticks)
-        time.sleep(0.1)
+    progress.tick(1, 2)
+    wait_for(run.path("out", f"{name}.seen").exists, f"nobody sees {name}'s heartbeat")
     touch(run, name)
     return 100.0  # seconds it spent before an interruption
 
 
 def forever(run: Run) -> None:
+    """Longer than any test: who gets to the end was not stopped."""
     progress.INTERVAL = 0.0
-    while True:
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
         progress.tick(1, 2)
         time.sleep(0.02)
+    touch(run, "never")
 
 
 def fail(run: Run, kind: str) -> None:
-    deadline = time.monotonic() + 10
-    while kind == "late" and not list(run.path("progress").glob("[!.]*.json")) and time.monotonic() < deadline:
-        time.sleep(0.02)  # until the other task is under way
+    if kind == "late":
+        wait_for(lambda: list(run.path("progress").glob("[!.]*.json")), "the other task's heartbeat")
     if kind == "bug":
         raise ZeroDivisionError("a bug")
     if kind == "mismatch":

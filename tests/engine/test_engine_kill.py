@@ -5,8 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tinyrun import Inline, digits_folder, exact, finished_root, tiny
@@ -14,6 +12,7 @@ from tinyrun import Inline, digits_folder, exact, finished_root, tiny
 from guda import steps
 from guda.files import TEMPORARY
 from guda.run.run import Run
+from waiting import LIMIT, stopped, wait_for
 
 PROGRAM = str(Path(__file__).with_name("killable.py"))
 
@@ -44,19 +43,21 @@ def alive(pids: set[int]) -> set[int]:
     return {p for p in pids if running(p)}
 
 
-def start(root: Path, workers: int = 1) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, PROGRAM, str(root), str(workers)], stderr=subprocess.PIPE, text=True)
+def start(root: Path, workers: int = 1, *moment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, PROGRAM, str(root), str(workers), *moment]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
-def kill_when(process: subprocess.Popen[str], moment: Callable[[], bool]) -> set[int]:
-    deadline = time.monotonic() + 60
-    while not moment() and process.poll() is None:
-        assert time.monotonic() < deadline, "the moment to kill never came"
-        time.sleep(0.002)
-    workers = children(process.pid)
+def kill_at(root: Path, workers: int, pattern: str, count: int) -> set[int]:
+    """Start it, and kill it when a worker is about to publish such a file beside `count` others."""
+    stopped(root).unlink(missing_ok=True)
+    process = start(root, workers, pattern, str(count))
+    wait_for(lambda: stopped(root).exists() or process.poll() is not None, "the moment to kill")
+    family = children(process.pid)
     process.kill()
-    process.communicate()
-    return workers
+    _, err = process.communicate()
+    assert stopped(root).exists(), err
+    return family
 
 
 def products(root: Path) -> dict[str, int]:
@@ -69,36 +70,29 @@ def products(root: Path) -> dict[str, int]:
     }
 
 
-def count(root: Path, pattern: str) -> int:
-    return sum(TEMPORARY not in str(p) for p in root.glob(pattern))
-
-
 def test_killed_at_three_moments_it_ends_in_the_same_bytes(tmp_path: Path) -> None:
     root = tmp_path / "run"
     steps.init(root, tiny(digits_folder()))
     rng = random.Random(7)
     some_fits, some_parts = rng.randint(2, 7), rng.randint(10, 40)
     moments = [
-        lambda: count(root, "checkpoints/*/step-*") + count(root, "models/*") > 0,  # in the middle of training
-        lambda: count(root, "artifacts/*/s*/*.safetensors") >= some_fits,
-        lambda: count(root, "terms/**/*.parquet") >= some_parts,
+        (1, "checkpoints/*/step-*", 1),  # in the middle of training: the second checkpoint
+        (2, "artifacts/*.safetensors", some_fits),
+        (1, "terms/*.parquet", some_parts),
     ]
     kept: dict[str, int] = {}
-    for moment, n in zip(moments, (1, 2, 1), strict=True):
-        workers = kill_when(start(root, n), moment)
+    for n, pattern, count in moments:
+        workers = kill_at(root, n, pattern, count)
         assert workers, "it was killed before it had workers"
-        deadline = time.monotonic() + 5
-        while alive(workers) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert alive(workers) == set(), "orphans"
+        wait_for(lambda workers=workers: not alive(workers), "the end of orphans")
         after = products(root)
         assert {k: after[k] for k in kept} == kept, "finished work was redone"
         kept = after
     assert kept
     assert exact(root) != exact(finished_root())
     last = start(root)
-    assert last.wait(timeout=60) == 0, last.communicate()[1]
-    last.communicate()
+    _, err = last.communicate(timeout=LIMIT)
+    assert last.returncode == 0, err
     after = products(root)
     assert {k: after[k] for k in kept} == kept, "finished work was redone"
     whole = exact(finished_root())
@@ -114,16 +108,10 @@ def test_terminating_the_driver_ends_its_workers_too(tmp_path: Path) -> None:
     root = tmp_path / "run"
     steps.init(root, tiny(digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000}))
     process = start(root)
-    deadline = time.monotonic() + 60
-    while not list((root / "progress").glob("*.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: list((root / "progress").glob("*.json")), "a heartbeat")
     assert steps.status(Run.open(root))["running"]
     workers = children(process.pid)
     os.kill(process.pid, signal.SIGTERM)
     process.communicate()
-    deadline = time.monotonic() + 5
-    while alive(workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert alive(workers) == set()
+    wait_for(lambda: not alive(workers), "the end of the workers")
     assert steps.status(Run.open(root))["running"] == []

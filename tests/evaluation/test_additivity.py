@@ -11,8 +11,7 @@ from guda.evaluation.additivity import (
     PairsFile,
     additivity,
     pair_row,
-    pair_rows,
-    pairs_markdown,
+    pairs_table,
     pearson,
     repeatability,
 )
@@ -82,7 +81,7 @@ def test_rows_and_markdown() -> None:
         pair_row("retrack", ("cat", "d|g"), logo, off, (), 50),
     )
     found = PairsFile(queries="q", n_queries=40, seeds=[1, 2], estimand="ELBO: sum over 1 <= t <= 96", rows=rows)
-    one, two = pair_rows(found)
+    one, two = pairs_table(found).texts()
     assert len(one) == len(HEADER)
     assert one[0] == "cat + d|g, logo"
     assert ADDITIVE not in one[3]
@@ -91,7 +90,7 @@ def test_rows_and_markdown() -> None:
     assert one[-2] == f"{seeds[0].mean():+.3g}, {seeds[1].mean():+.3g}"
     assert two[-2] == "–"
     assert "queries off" not in HEADER
-    text = pairs_markdown(found)
+    text = pairs_table(found).markdown()
     assert r"cat + d\|g, retrack" in text
     assert "ELBO: sum over 1 <= t <= 96 (nats), 40 queries, 2 LOGO seeds" in text
     assert "the noise of retraining is not in the interval" in text

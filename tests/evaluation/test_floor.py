@@ -35,27 +35,27 @@ def test_three_rounds_by_hand() -> None:
     assert (found.rounds, found.half) == (3, 1)
     for name, metric in (("top1", top1), ("mrr", mrr)):
         byhand = np.mean([metric(a, (b + c) / 2), metric(b, (a + c) / 2), metric(c, (a + b) / 2)])
-        assert found.intervals[name].mean == pytest.approx(byhand)
+        assert found.metrics[name].mean == pytest.approx(byhand)
 
 
 def test_without_noise_it_is_one_and_with_nothing_else_it_is_chance() -> None:
     still = np.repeat(RNG.normal(size=(1, 20, 6)), 2, axis=0)
     found = query_noise_floor(still, n=20)
-    assert found.intervals["top1"].mean == found.intervals["spearman"].mean == pytest.approx(1.0)
-    assert found.reliability.mean_of_seeds == pytest.approx(1.0)
+    assert found.metrics["top1"].mean == found.metrics["spearman"].mean == pytest.approx(1.0)
+    assert found.mean_of_rounds == pytest.approx(1.0)
     noise = query_noise_floor(RNG.normal(size=(4, 3000, 6)), n=20)
     chance = random_baseline(6)
     for metric in METRICS:
-        assert noise.intervals[metric].mean == pytest.approx(chance[metric], abs=0.02)
+        assert noise.metrics[metric].mean == pytest.approx(chance[metric], abs=0.02)
 
 
 def test_reliability_is_the_share_of_variance_that_is_signal() -> None:
     signal, noise = 2.0, 1.5
     rounds = signal * RNG.normal(size=(4000, 8)) + noise * RNG.normal(size=(3, 4000, 8))
-    found = query_noise_floor(rounds, n=10).reliability
+    found = query_noise_floor(rounds, n=10)
     one = signal**2 / (signal**2 + noise**2)
-    assert found.one_seed == pytest.approx(one, abs=0.01)
-    assert found.mean_of_seeds == pytest.approx(signal**2 / (signal**2 + noise**2 / 3), abs=0.01)
+    assert found.one_round == pytest.approx(one, abs=0.01)
+    assert found.mean_of_rounds == pytest.approx(signal**2 / (signal**2 + noise**2 / 3), abs=0.01)
 
 
 def test_one_round_has_no_floor() -> None:

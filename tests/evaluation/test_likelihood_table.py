@@ -5,10 +5,10 @@ import pytest
 from scipy import stats
 
 from guda.errors import GudaError
+from guda.evaluation.ceiling import Reliability
 from guda.evaluation.intervals import query_counts
 from guda.evaluation.likelihood import LikelihoodFile, correlate, reliability_sentence, weighted_pearson, weighted_ranks
 from guda.evaluation.metrics import ndcg3_linear, top1
-from guda.evaluation.results import ReliabilityEntry
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def test_a_resample_draws_queries_whole_and_ranks_anew(scores: tuple[np.ndarray,
 
 
 def test_the_noise_of_the_probes_is_told_where_it_is_known() -> None:
-    def file(seeds: int, **known: ReliabilityEntry) -> LikelihoodFile:
+    def file(seeds: int, **known: Reliability) -> LikelihoodFile:
         return LikelihoodFile(
             queries="q", n_queries=7, settings={"seeds": seeds}, estimand="log p", correlations={}, reliability=known,
             note="",
         )  # fmt: skip
 
-    both = file(2, logo=ReliabilityEntry(one_seed=0.5, mean_of_seeds=2 / 3))
+    both = file(2, logo=Reliability(one_seed=0.5, mean_of_seeds=2 / 3))
     assert "logo 0.50 for one, 0.67 for the mean of 2." in reliability_sentence(both)
     assert "is not known" in reliability_sentence(file(1))
     assert reliability_sentence(file(2)) == ""  # a file from before it was measured

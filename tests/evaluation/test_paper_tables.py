@@ -10,21 +10,6 @@ from pathlib import Path
 import pytest
 
 from guda.evaluation.metrics import METRICS, SIX
-from guda.evaluation.paper_table import (
-    Column,
-    Number,
-    PaperTable,
-    Row,
-    count,
-    escape,
-    figure,
-    latex,
-    markdown,
-    number,
-    seconds,
-    to_csv,
-    write_tables,
-)
 from guda.evaluation.paper_tables import (
     anchors_table,
     correlation_table,
@@ -34,9 +19,12 @@ from guda.evaluation.paper_tables import (
     sweep_tables,
     timing_table,
 )
+from guda.evaluation.partition import PartitionFile, partition_table
 from guda.evaluation.results import DatasetEntry, Figure, MethodEntry
 from guda.evaluation.sweep import SweepFile, SweepRow
+from guda.evaluation.tables import figure
 from guda.evaluation.timing import Timing
+from guda.table import Column, Number, Row, Table, count, escape, number, seconds, write_tables
 
 
 def fig(mean: float) -> Figure:
@@ -80,17 +68,25 @@ LINES = [
 ]  # fmt: skip
 
 
-def everything() -> list[PaperTable]:
+def noisy(clean: DatasetEntry, noisy: DatasetEntry) -> Table:
+    file = PartitionFile(
+        fraction=0.05, seed=0, moved_per_group=5, clean=clean, noisy=noisy, rows=partition_table(clean, noisy),
+        oracle=None, note="",
+    )  # fmt: skip
+    return noisy_table("digits", file)
+
+
+def everything() -> list[Table]:
     return [
         main_table("digits", entry(), LINES), anchors_table("emoji", entry(**{"anchors-uniform": method(0.4)})),
         *sweep_tables("digits", sweep()), *sweep_tables("digits", sweep("das", "aggregate")),
         *sweep_tables("digits", sweep("dtrak", "lam")), timing_table("digits", LINES),
-        correlation_table("digits", {"pearson": 0.9, "top1": fig(0.8)}, 100, 10),
-        oracles_table("digits", entry(), entry()), noisy_table("digits", entry(), entry(-0.05)),
+        correlation_table("digits", {"pearson": fig(0.9), "top1": fig(0.8)}, 100, 10),
+        oracles_table("digits", entry(), entry()), noisy(entry(), entry(-0.05)),
     ]  # fmt: skip
 
 
-def named(table: PaperTable, name: str, section: str = "") -> dict[str, object]:
+def named(table: Table, name: str, section: str = "") -> dict[str, object]:
     """The row of that name in the first section that contains the words."""
     row = next(r for r in table.rows if r.cells[0] == name and section in r.section)
     return {c.label: x for c, x in zip(table.columns, row.cells, strict=True)}
@@ -116,7 +112,7 @@ def test_main_results_with_ceiling_intervals_and_the_published_apart() -> None:
 
 
 def test_recorded_times_stand_where_no_line_was_fitted_and_logo_is_one_seed() -> None:
-    table = main_table("digits", entry(), beside=())
+    table = main_table("digits", entry(), beside=None)
     assert text(named(table, "LOGO, one retraining (ceiling)")["total"]) == "6:50 min"  # (800 + 20) / 2
     assert text(named(table, "retrack")["total"]) == "15 s"
     assert {r.section for r in table.rows} == {"measured here: digits, 10 groups, 100 queries, 2 LOGO seeds, "
@@ -188,29 +184,30 @@ def test_both_oracles_and_both_partitions_have_sections() -> None:
     table = oracles_table("digits", entry(), entry(-0.1))
     assert [s[:3] for s, _ in table.sections()] == ["(a)", "(b)", "(a)", "(b)"]
     assert text(named(table, "retrack", "(b) likelihood")["Top-1"]) == "0.40 [0.36, 0.44]"
-    noisy = noisy_table("digits", entry(), entry(-0.05))
-    assert text(named(noisy, "retrack", "(b) noisy less clean, measured")["RBO"]) == "-0.10"
-    assert text(named(noisy, "LOGO, one retraining (ceiling)", "(b)")["RBO"]) == "-0.05"
-    assert text(named(noisy, "D-TRAK", "(b) noisy less clean, published")["Top-3"]) == "+0.002"
-    measured = noisy_table("digits", entry(), entry(), changes={"retrack": {"top1": fig(-0.01)}})
-    assert text(named(measured, "retrack", "(b)")["Top-1"]) == "-0.01 [-0.05, +0.03] n.s."
-    apart = noisy_table("digits", entry(), entry(), changes={"retrack": {"top1": fig(-0.05)}})
-    assert text(named(apart, "retrack", "(b)")["Top-1"]) == "-0.05 [-0.09, -0.01]"
-    assert "n.s.: not separated from no change" in apart.note
-    assert "the noise of retraining is not in the interval" in apart.note
+    table = noisy(entry(), entry(-0.05))
+    assert text(named(table, "retrack", "(b) noisy less clean, measured")["RBO"]) == "-0.10 [-0.16, -0.04]"
+    assert text(named(table, "LOGO, one retraining (ceiling)", "(b)")["RBO"]) == "-0.05 [-0.11, +0.01] n.s."
+    assert text(named(table, "D-TRAK", "(b) noisy less clean, published")["Top-3"]) == "+0.002"
+    assert "n.s.: not separated from no change" in table.note
+    assert "the noise of retraining is not in the interval" in table.note
 
 
 def test_correlations() -> None:
-    table = correlation_table("digits", {"pearson": 0.9, "top1": fig(0.8)}, 100, 10)
+    table = correlation_table("digits", {"pearson": fig(0.9), "top1": fig(0.8)}, 100, 10)
     ours, theirs = table.rows
-    assert [None if c is None else text(c) for c in ours.cells[1:]] == ["0.900", None, "0.80 [0.76, 0.84]", None]
+    assert [None if c is None else text(c) for c in ours.cells[1:]] == [
+        "0.90 [0.86, 0.94]",
+        None,
+        "0.80 [0.76, 0.84]",
+        None,
+    ]
     assert [text(c) for c in theirs.cells[1:]] == ["0.820", "0.735", "0.683", "0.939"]
 
 
 @pytest.mark.parametrize("number_", range(len(everything())))
 def test_csv_has_every_number_back(number_: int) -> None:
     table = everything()[number_]
-    header, *rows = csv.reader(io.StringIO(to_csv(table)))
+    header, *rows = csv.reader(io.StringIO(table.csv()))
     assert len(header) == len(set(header)) == 1 + len(table.columns) + 2 * sum(c.interval for c in table.columns)
     assert len(rows) == len(table.rows)
     for read, row in zip(rows, table.rows, strict=True):
@@ -230,11 +227,11 @@ def test_csv_has_every_number_back(number_: int) -> None:
 @pytest.mark.parametrize("number_", range(len(everything())))
 def test_markdown_and_latex_are_rectangular_and_balanced(number_: int) -> None:
     table = everything()[number_]
-    lines = [line for line in markdown(table).splitlines() if line.startswith("|")]
+    lines = [line for line in table.markdown().splitlines() if line.startswith("|")]
     named_sections = [s for s, _ in table.sections() if s]
     assert len(lines) == 2 + len(table.rows) + len(named_sections)
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(table.columns) + 1}
-    tex = latex(table)
+    tex = table.latex()
     body = tex[tex.index(r"\toprule") : tex.index(r"\bottomrule")]
     rows = [line for line in body.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
     assert {len(re.findall(r"(?<!\\)&", line)) for line in rows} == {len(table.columns) - 1}
@@ -251,9 +248,9 @@ def test_latex_escapes_what_names_may_hold() -> None:
         r"50 \% of a\_b \& c\#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{}y \$2 $\leq$ $\lambda$"
     )
     assert escape("[x]") == "{}[x]"  # after \\ it would be a length
-    table = PaperTable("k", "t", (Column("a"), Column("b")), (Row(("[odd] | name", number(-0.5)), "", True),))
-    assert r"\textbf{{}[odd] $|$ name} & $-$0.50 \\" in latex(table)
-    assert r"| **[odd] \| name** | -0.50 |" in markdown(table)
+    table = Table("t", (Column("a"), Column("b")), (Row(("[odd] | name", number(-0.5)), "", True),), key="k")
+    assert r"\textbf{{}[odd] $|$ name} & $-$0.50 \\" in table.latex()
+    assert r"| **[odd] \| name** | -0.50 |" in table.markdown()
 
 
 def test_cells() -> None:
@@ -261,7 +258,7 @@ def test_cells() -> None:
     assert text(seconds(0.0)) == "0 s"
     assert text(count(12_800)) == "12.8 k"
     with pytest.raises(ValueError, match="a row of 1 cells under 2 columns"):
-        PaperTable("k", "t", (Column("a"), Column("b")), (Row(("x",)),))
+        Table.of("t", ("a", "b"), [("x",)])
 
 
 def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from guda.errors import GudaError
+from guda.evaluation.ceiling import Reliability
 from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.metrics import SIX
 from guda.evaluation.partition import (
@@ -15,7 +16,7 @@ from guda.evaluation.partition import (
     partition_note,
     partition_table,
 )
-from guda.evaluation.results import DatasetEntry, Figure, MethodEntry, ReliabilityEntry
+from guda.evaluation.results import DatasetEntry, Figure, MethodEntry
 
 
 def figures(mean: float, arm: float = 0.03) -> dict[str, Figure]:
@@ -26,7 +27,7 @@ def entry(ceiling: float, **methods: float) -> DatasetEntry:
     found = {m: MethodEntry(metrics=figures(x)) for m, x in {"logo": ceiling, **methods}.items()}
     return DatasetEntry(
         n_queries=100, seeds=[1, 2], ceiling=figures(ceiling), n_groups=10, estimand="ELBO", methods=found,
-        reliability=ReliabilityEntry(one_seed=ceiling, mean_of_seeds=ceiling + 0.1),
+        reliability=Reliability(one_seed=ceiling, mean_of_seeds=ceiling + 0.1),
     )  # fmt: skip
 
 

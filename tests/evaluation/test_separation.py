@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from guda.evaluation.ceiling import compare
-from guda.evaluation.intervals import bootstrap_difference, holm, sign_flip_test
+from guda.evaluation.intervals import bootstrap_mean, holm, sign_flip_test
 from guda.evaluation.metrics import top1
 from guda.evaluation.results import DatasetEntry, PairFigure, dataset_entry, read_entry
-from guda.evaluation.separation import pair_rows, pair_text, pairs_markdown, pairs_terminal, separation
-from guda.evaluation.tables import markdown, told_apart
+from guda.evaluation.separation import pair_text, pairs_table, pairs_terminal, separation
+from guda.evaluation.tables import comparison, told_apart
 
 RNG = np.random.default_rng(0)
 TRUTH = RNG.normal(size=(120, 6))
@@ -45,7 +45,7 @@ def test_many_pairs_have_flips_enough_to_be_separated_at_all() -> None:
 def test_figures_are_those_of_the_parts() -> None:
     d = np.stack([(top1(GOOD, gold) - top1(BAD, gold)) for gold in (ORACLE[1], ORACLE[0])])
     found = next(p for p in entry().pairs or () if (p.a, p.b) == ("good", "bad")).metrics["top1"]
-    interval = bootstrap_difference(d, np.zeros_like(d), n=400)
+    interval = bootstrap_mean(d, n=400)
     assert (found.mean, found.lo, found.hi) == pytest.approx((interval.mean, interval.lo, interval.hi))
     assert found.p == sign_flip_test(d.mean(axis=0))
     column = [p.metrics["top1"] for p in entry().pairs or ()]
@@ -73,7 +73,7 @@ def test_twins_are_not_separated_and_noise_is() -> None:
     best, other = ("good", "twin") if "the best, good" in text else ("twin", "good")
     assert f"not separated from the best, {best}: {other}; not separated from the ceiling: " in text
     assert "bad" not in text
-    assert text in markdown("x", entry("bad"))
+    assert text in comparison("x", entry("bad")).markdown()
 
 
 def test_nothing_is_said_of_pairs_that_were_not_tested() -> None:
@@ -83,18 +83,17 @@ def test_nothing_is_said_of_pairs_that_were_not_tested() -> None:
     text = told_apart(some)
     assert "Holm-corrected over 3 pairs" in text
     assert ": none (1 other not tested); not separated from the ceiling: none (2 others not tested)." in text
-    assert "pairs of methods, paired" in pairs_markdown("x", some)
-    assert "every pair" not in pairs_markdown("x", some)
+    assert pairs_table("x", some).title.startswith("x: pairs of methods, paired")
     assert told_apart(entry().model_copy(update={"pairs": None})) == ""
 
 
 def test_tables_show_every_pair() -> None:
     from rich.console import Console
 
-    header, cells = pair_rows(entry())
-    assert header == ("a - b", "Top-1", "MRR", "Spearman")
-    assert cells[0][0] == "LOGO (ceiling) - good"
-    text = pairs_markdown("digits", entry())
+    table = pairs_table("digits", entry())
+    assert table.header == ("a - b", "Top-1", "MRR", "Spearman")
+    assert table.texts()[0][0] == "LOGO (ceiling) - good"
+    text = table.markdown()
     assert len([line for line in text.splitlines() if line.startswith("|")]) == 2 + 6
     assert "digits: every pair of methods, paired over 120 queries, 6 comparisons" in text
     assert "Holm-corrected" in text

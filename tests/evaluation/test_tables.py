@@ -6,9 +6,11 @@ import io
 
 import pytest
 
+from guda.evaluation.ceiling import Reliability
 from guda.evaluation.metrics import SIX
-from guda.evaluation.results import DatasetEntry, Figure, MethodEntry, ReliabilityEntry
-from guda.evaluation.tables import HEADER, human_count, human_time, markdown, rows, terminal, title
+from guda.evaluation.results import DatasetEntry, Figure, MethodEntry
+from guda.evaluation.tables import comparison, terminal, title
+from guda.table import human_count, human_time
 
 
 def figure(mean: float) -> Figure:
@@ -22,7 +24,7 @@ def entry(**changes: object) -> DatasetEntry:
         "n_groups": 10,
         "estimand": "ELBO over 1 <= t <= 992",
         "ceiling": {m: figure(0.7) for m in SIX},
-        "reliability": ReliabilityEntry(one_seed=0.5, mean_of_seeds=0.75),
+        "reliability": Reliability(one_seed=0.5, mean_of_seeds=0.75),
         "note": "Intervals are over queries.",
         "methods": {
             "logo": MethodEntry(metrics={m: figure(0.7) for m in SIX}, fit_evals=1.5e6, fit_seconds=748_020),
@@ -39,6 +41,10 @@ def entry(**changes: object) -> DatasetEntry:
     return DatasetEntry.model_validate(fields | changes)
 
 
+def rows(entry: DatasetEntry) -> list[tuple[str, ...]]:
+    return comparison("digits", entry).texts()
+
+
 def test_rows_are_ceiling_methods_random() -> None:
     ceiling, retrack, clipa, random = rows(entry())
     assert ceiling == (
@@ -52,7 +58,6 @@ def test_rows_are_ceiling_methods_random() -> None:
     assert retrack == ("retrack", *["0.76 [0.72, 0.80]"] * 6, "12.8 k", "5:07 min", "40", "1:07 h")
     assert clipa == ("clipa [x|y]", "0.10 [0.06, 0.14]", *["–"] * 9)
     assert random == ("random ranking", "0.10", "0.29", "0.29", "0.30", "0.30", "0.00", *["–"] * 4)
-    assert {len(row) for row in rows(entry())} == {len(HEADER)}
 
 
 def test_random_figures_of_the_entry_are_used_when_present() -> None:
@@ -75,7 +80,7 @@ def test_title_says_estimand_unit_sign_and_sizes() -> None:
 
 
 def test_markdown_has_one_line_per_row() -> None:
-    text = markdown("digits", entry())
+    text = comparison("digits", entry()).markdown()
     lines = text.splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 2 + len(rows(entry()))
@@ -91,11 +96,23 @@ def test_terminal_shows_every_cell_unharmed_by_markup() -> None:
     out = io.StringIO()
     Console(file=out, width=300).print(terminal("digits", entry()))
     text = out.getvalue()
-    for row in [HEADER, *rows(entry())]:
+    for row in [comparison("digits", entry()).header, *rows(entry())]:
         for cell in row:
             assert cell in text
     assert "positive = the group mattered" in text
     assert "Intervals are over queries." in text
+
+
+@pytest.mark.parametrize("width", [150, 90])
+def test_narrow_terminals_have_two_tables_of_the_same_cells(width: int) -> None:
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=width).print(terminal("digits", entry(), width))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum("207:47 h" in line for line in lines) == sum("random ranking" in line for line in lines) == 1
+    assert sum("[0.72, 0.80]" in line if width == 150 else "[.72,.80]" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize(

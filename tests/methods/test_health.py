@@ -11,15 +11,17 @@ from tinyrun import GROUPS, SET, Inline, copy_run, exact, tree, write_queries
 
 import guda
 from guda import steps
+from guda.data.groups import Groups
 from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.methods.health import Health, leakage, read_health
-from guda.methods.placebo import Null, Placebos, fitted_placebos, placebo_size, regroup
 from guda.methods.reference import draw_reference, reference
+from guda.methods.regroup import Placebos, fitted_placebos, placebo_size, placebos_of
 from guda.methods.terms import load_queries
 from guda.run.models import load_data, load_model
 from guda.run.plan import run_plan
 from guda.run.run import Run
+from guda.scoring.null import Null
 from guda.scoring.scores import Scores
 from guda.scoring.terms import kl, make_draws, squared_errors
 from guda.unlearning.bank import Counterfactual
@@ -126,7 +128,7 @@ def test_the_oracle_has_the_same_matrix(run: Run) -> None:
     base = load_model(run, "base")
     score = np.zeros((18, 3))
     for seed in (1, 2):  # the mean over seeds, each against its own full model
-        models = [Counterfactual.load(run.path(method.file(seed, g))).apply(base) for g in GROUPS]
+        models = [Counterfactual.load(run.path(method.file(g, seed))).apply(base) for g in GROUPS]
         score += by_hand(run, load_model(run, f"full-s{seed}"), models, images.queries) / 2
     close(np.array(found["logo"].matrix), leakage(score, images.group, 3)[0])
 
@@ -226,16 +228,21 @@ def test_what_cannot_be_subtracted(run: Run) -> None:
 # --- placebos -------------------------------------------------------------------------------------
 
 
+def regroup(known: Groups, number: int) -> Groups:
+    grouping = Placebos(n=number + 1, size=placebo_size(known), seed=0, times=1.0)
+    return grouping.regroup(known, f"placebo-{number}")
+
+
 def test_a_placebo_is_a_random_group_of_the_median_size(run: Run) -> None:
     data = load_data(run)
-    one, two = (regroup(data, i, 0, placebo_size(data)).groups for i in (0, 1))
+    one, two = (regroup(data.groups, i) for i in (0, 1))
     assert one.names == ("placebo-0", "rest")
     assert one.sizes == (16, 32)
     assert len(set(data.groups.labels[one.members(0)].tolist())) > 1
     assert one.members(0).tolist() != two.members(0).tolist()
-    assert regroup(data, 0, 0, placebo_size(data)).groups == one
+    assert regroup(data.groups, 0) == one
     uneven = data.take(np.concatenate([data.groups.members(k)[:n] for k, n in enumerate((3, 9, 16))]))
-    assert regroup(uneven, 0, 0, placebo_size(uneven)).groups.sizes == (9, 19)
+    assert regroup(uneven.groups, 0).sizes == (9, 19)
 
 
 def test_placebos_are_unlearned_and_scored_like_groups(run: Run) -> None:
@@ -246,9 +253,10 @@ def test_placebos_are_unlearned_and_scored_like_groups(run: Run) -> None:
     method = get_method(run, "retrack")
     null = fitted_placebos(method)
     assert null.groups == ("placebo-0", "placebo-1", "placebo-2")
-    assert null.folder == f"{method.folder}/placebo"
+    assert null.file("placebo-0").startswith(f"{method.folder}/placebo/")
     base, data = load_model(run, "base"), load_data(run)
-    direct = unlearn_group(base, regroup(data, 1, 0, placebo_size(data)), "placebo-1", "retrack", method.config)
+    regrouped = replace(data, groups=regroup(data.groups, 1))
+    direct = unlearn_group(base, regrouped, "placebo-1", "retrack", method.config)
     stored = Counterfactual.load(run.path(null.file("placebo-1")))
     assert all(np.array_equal(stored.tensors[k], v) for k, v in direct.tensors.items())
 
@@ -275,7 +283,7 @@ def test_placebos_drift_too(run: Run) -> None:
     null = fitted_placebos(get_method(run, "retrack"))
     score = by_hand(run, load_model(run, "base"), bank(run, null), images.queries)
     for i in range(2):
-        members = set(regroup(load_data(run), i, 0, placebo_size(load_data(run))).groups.members(0).tolist())
+        members = set(regroup(load_data(run).groups, i).members(0).tolist())
         outside = [q for q, index in enumerate(images.index) if int(index) not in members]
         assert 2 <= len(outside) < 18
         close(after.score[:, i], before.score[:, i] - score[outside, i].mean())
@@ -322,11 +330,11 @@ def test_where_placebos_make_no_sense(run: Run, monkeypatch: pytest.MonkeyPatch)
     for name in ("similarity-pixel", "logo"):
         with pytest.raises(GudaError, match=f"{name} unlearns nothing"):
             steps.fit(run, [name], Inline(), 1)
+    assert fitted_placebos(placebos_of(get_method(run, "retrack"), 1)) is None
     monkeypatch.setattr(OPERATORS["retrack"], "regroupable", False)
     with pytest.raises(GudaError, match="which random images do not share"):
         steps.fit(run, ["retrack"], Inline(), 1)
     assert tree(run.root) == before
-    assert fitted_placebos(Placebos(get_method(run, "retrack"), 1)) is None
 
 
 def test_health_of_other_settings_is_not_shown(run: Run) -> None:

@@ -41,7 +41,7 @@ def test_the_methods_there_are(run: Run) -> None:
 def test_a_plug_in_goes_all_the_way(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GudaError, match="unknown method"):
         get_method(run, "constant")
-    monkeypatch.setitem(METHODS, "constant", None)  # so that it is gone after the test
+    monkeypatch.setitem(METHODS._items, "constant", Constant)  # so that it is gone after the test
     assert method("constant")(Constant) is Constant
     steps.change_settings(run, ["constant"], ["slope=2.5"])
     with pytest.raises(GudaError, match="constant is not fitted"):
@@ -221,7 +221,7 @@ def test_which_set_is_meant(run: Run, tmp_path: Path) -> None:
     assert steps.choose_queries(run, "q") == "q"
     with pytest.raises(GudaError, match=f"no query set 'p' .* sets: q, {SET}"):
         steps.choose_queries(run, "p")
-    steps.change_queries(run, 5, 9)
+    steps.change_queries(run, n=5, seed=9)
     with pytest.raises(GudaError, match="several query sets; choose one"):
         steps.choose_queries(run)
     assert steps.sample(run, Inline()) == "samples-s9-n5-t4"
@@ -229,7 +229,7 @@ def test_which_set_is_meant(run: Run, tmp_path: Path) -> None:
 
 
 def test_more_samples_keep_those_drawn(run: Run) -> None:
-    steps.change_queries(run, 20, None)
+    steps.change_queries(run, n=20)
     engine = Inline()
     name = steps.sample(run, engine)
     assert engine.ran == []  # a block holds 64

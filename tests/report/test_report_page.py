@@ -155,12 +155,13 @@ def test_one_retraining_gives_no_ceiling(run):
 
 def test_evaluation_table_is_the_one_of_the_terminal(run):
     from guda.evaluation.results import DatasetEntry
-    from guda.evaluation.tables import rows
+    from guda.evaluation.tables import comparison
     from guda.files import read_json
 
     evaluate(run)
     text = Page(render(run, SET)).text
-    for row in rows(DatasetEntry.model_validate(read_json(run.path("scores", SET, "evaluation.json")))):
+    entry = DatasetEntry.model_validate(read_json(run.path("scores", SET, "evaluation.json")))
+    for row in comparison(SET, entry).texts():
         for cell in row:
             assert cell in text
     assert "That is the ceiling" in text

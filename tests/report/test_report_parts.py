@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_report_page import EVIL, SET, Page, add_scores, embedded, make_run
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from tinyrun import GROUPS, Inline, copy_run
 from tinyrun import SET as TINY
 

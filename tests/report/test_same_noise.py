@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from tinyrun import GROUPS, Inline, copy_run
 
 from guda.diffusion.sampling import ddim, initial_noise

@@ -24,7 +24,7 @@ def start(command: Sequence[str], n: int = 2) -> list[subprocess.Popen[str]]:
     ]  # fmt: skip
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 120) -> list[tuple[int, str, str]]:
+def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 600) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each; whoever hangs is ended."""
     found = []
     try:

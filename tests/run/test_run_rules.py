@@ -12,6 +12,7 @@ from guda import steps
 from guda.errors import GudaError
 from guda.files import read_tensors, write_tensors
 from guda.methods.base import get_method
+from guda.methods.regroup import Subset
 from guda.methods.terms import ModelRef, families, load_counterfactual, load_queries, read_terms
 from guda.run.models import load_data, load_model, run_schedule
 from guda.run.plan import run_plan
@@ -158,8 +159,7 @@ def test_times_are_booked_by_half_whoever_is_scored_first(run: Run, tmp_path: Pa
 
 
 def test_a_hybrid_of_some_groups_fits_these_alone(run: Run) -> None:
-    both = get_method(run, "hybrid")
-    both.only = ("2", "0")  # type: ignore[attr-defined]
+    both = get_method(run, "hybrid").on(Subset(names=("2", "0")))  # type: ignore[attr-defined]
     assert [t.name for t in both.fit()] == ["fit shift without 2", "fit shift without 0", "fit posterior"]
 
 

@@ -297,7 +297,7 @@ def test_objects_of_another_seed_are_others_where_there_are_enough() -> None:
 def test_sampling_a_number_of_pictures_is_refused_on_text_runs(tmp_path: Path) -> None:
     run = copy_text(tmp_path / "run")
     with pytest.raises(GudaError, match="give --objects instead of -n"):
-        steps.change_queries(run, 20, None)
-    steps.change_queries(run, None, None, 1)
+        steps.change_queries(run, n=20)
+    steps.change_queries(run, objects=1)
     assert run.recipe.queries.objects == 1
     assert steps.query_count(run, run.recipe.queries) == len(STYLES)

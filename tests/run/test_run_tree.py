@@ -17,8 +17,8 @@ from guda.errors import GudaError
 from guda.methods import unlearned
 from guda.methods.base import get_method
 from guda.methods.descent import below
-from guda.methods.placebo import Placebos
 from guda.methods.reference import reference
+from guda.methods.regroup import placebos_of
 from guda.report.content import Content
 from guda.report.page import write_report
 from guda.run.models import asked_groups, load_data
@@ -193,12 +193,13 @@ def test_a_group_above_is_unlearned_with_as_many_passes(run: Run, monkeypatch: p
 
 
 def test_placebos_have_the_size_of_the_groups_that_are_asked_about(run: Run) -> None:
-    small = Placebos(get_method(run, "retrack"), 1)
+    small = placebos_of(get_method(run, "retrack"), 1)
     steps.change_groups(run, "level:1")
-    large = Placebos(get_method(run, "retrack"), 1)
-    assert (small.size, large.size) == (16, 32)
-    assert small.folder != large.folder
-    assert (small.more, large.more) == (1.0, 2.0)  # and are unlearned as thoroughly as they are
+    large = placebos_of(get_method(run, "retrack"), 1)
+    assert (small.grouping.size, large.grouping.size) == (16, 32)
+    assert small.file("placebo-0") != large.file("placebo-0")
+    # and are unlearned as thoroughly as they are
+    assert (small.passes("placebo-0"), large.passes("placebo-0")) == (1.0, 2.0)
     assert large.fit()[0].cost == 2 * small.fit()[0].cost
 
 

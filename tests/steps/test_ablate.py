@@ -9,10 +9,12 @@ from tinyrun import SET, Inline, copy_run, exact, tree, write_queries
 from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.sweep import markdown, read_sweep, text
-from guda.run.recipe import builtin_recipe, recipes_folder
+from guda.run.recipe import Recipe, builtin_recipe, recipes_folder
 from guda.run.run import Run
 from guda.steps.ablate import Ablation, _cells, epochs_to_steps
 from guda.steps.setting_trial import Trials
+
+EMOJI = Path(__file__).parents[2] / "benchmarks" / "recipes" / "emoji.yaml"
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
     digits = builtin_recipe("digits")
     recipe = run.recipe.model_dump(mode="json")
     recipe["methods"] |= {m: digits.methods[m] for m in ("retrack", "posterior", "hybrid")}
-    recipe["methods"]["anchors-weighted"] = builtin_recipe("emoji").methods["anchors-weighted"]
+    recipe["methods"]["anchors-weighted"] = Recipe.read(EMOJI).methods["anchors-weighted"]
     run.update(type(digits).model_validate(recipe))
     trials = Trials(run, SET)
     for file in files:

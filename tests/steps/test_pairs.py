@@ -17,10 +17,8 @@ from guda.errors import GudaError
 from guda.evaluation.additivity import PairsFile
 from guda.files import read_json
 from guda.methods.base import get_method
-from guda.methods.logo import Logo
-from guda.methods.pairs import PairLogo, PairUnlearned, in_order, joined, pair_files, pairs_of
+from guda.methods.regroup import in_order, joined, pair_files, pairs_of
 from guda.methods.terms import load_queries, read_terms
-from guda.methods.unlearned import Unlearned
 from guda.run.models import load_data, load_model, need_training
 from guda.run.run import Run
 from guda.steps.bank import bank_verify
@@ -62,7 +60,6 @@ def test_files_lie_beside_the_singles_which_do_not_change(done: tuple[Run, Pairs
     new = sorted(set(after) - set(before))
     assert all("/pairs/" in name for name in new)
     logo = get_method(run, "logo")
-    assert isinstance(logo, Logo)
     assert run.has(f"{logo.folder}/s1/pairs/0000-0001-0-1.safetensors")
     assert Counterfactual.load(run.path(f"{logo.folder}/s2/pairs/0000-0001-0-1.safetensors")).group == "0 + 1"
     assert list(pair_files(logo).values()) == ["0 + 1"] * 2
@@ -72,11 +69,10 @@ def test_files_lie_beside_the_singles_which_do_not_change(done: tuple[Run, Pairs
 def test_an_operator_forgets_the_union(done: tuple[Run, PairsFile, dict[str, str]]) -> None:
     run = done[0]
     data, retrack = load_data(run), get_method(run, "retrack")
-    assert isinstance(retrack, Unlearned)
     labels = np.where(data.groups.labels == 2, 1, 0)
     byhand = replace(data, groups=Groups(("0 + 1", "rest"), np.eye(2, dtype=bool)[labels]))
     expected = unlearn_group(load_model(run, "base"), byhand, "0 + 1", "retrack", retrack.config).tensors
-    stored = Counterfactual.load(run.path(PairUnlearned(retrack, [PAIR]).file("0 + 1"))).tensors
+    stored = Counterfactual.load(run.path(pairs_of(retrack, [PAIR]).file("0 + 1"))).tensors
     assert expected.keys() == stored.keys()
     assert all(torch.equal(expected[k], stored[k]) for k in stored)
 
@@ -86,16 +82,15 @@ def test_figures_are_the_terms_differences(done: tuple[Run, PairsFile, dict[str,
     assert [(r.method, r.a, r.b) for r in found.rows] == [("logo", "0", "1"), ("retrack", "0", "1")]
     assert PairsFile.model_validate(read_json(run.path("pairs.json"))) == found
     queries, logo = load_queries(run, SET), get_method(run, "logo")
-    assert isinstance(logo, Logo)
-    both = PairLogo(logo, [PAIR])
+    both = pairs_of(logo, [PAIR])
 
     def elbo(model):  # type: ignore[no-untyped-def]
         return -read_terms(run, queries, model).kl.mean(axis=0).sum(axis=-1)
 
     excess = []
     for seed in (1, 2):
-        full, single = logo.seed_set(seed)
-        joint = both.seed_set(seed)[1]["0 + 1"]
+        full, single = logo.seed_sets()[seed]
+        joint = both.seed_sets()[seed][1]["0 + 1"]
         excess.append((elbo(full) - elbo(joint)) - (elbo(full) - elbo(single["0"])) - (elbo(full) - elbo(single["1"])))
     row = found.rows[0]
     assert row.difference.mean == pytest.approx(np.mean(excess))
@@ -139,4 +134,4 @@ def test_what_cannot_be_paired_is_refused(done: tuple[Run, PairsFile, dict[str, 
         in_order(Groups.from_labels(["a", "b"]), ("a", "b"))
     with pytest.raises(GudaError, match="at least one pair"):
         steps.pairs(run, SET, [], None, Inline())
-    assert joined(load_data(run), PAIR).groups.sizes == (32, 16)
+    assert joined(load_data(run).groups, PAIR).sizes == (32, 16)

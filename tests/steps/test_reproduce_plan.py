@@ -1,5 +1,6 @@
 """`guda reproduce --plan`: every part of an experiment has a row, or is named."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from guda import steps
 from guda.diffusion.likelihood import evals
 from guda.report.reproduce import read_reproduction, scaled_recipe
 from guda.report.reproduce_plan import plan_reproduction
+
+EMOJI = Path(__file__).parents[2] / "benchmarks" / "recipes" / "reproduce" / "emoji.yaml"
 
 
 def rows(value: dict[str, Any]) -> dict[str, float | None]:
@@ -47,7 +50,7 @@ def test_sweeps_and_what_is_not_counted_of_them() -> None:
 
 
 def test_trainings_are_counted_where_the_data_are_not_known() -> None:
-    value = plan_reproduction(read_reproduction("emoji"))
+    value = plan_reproduction(read_reproduction(str(EMOJI)))
     found = rows(value)
     assert found["train the full model"] == 3 * 700 * 32
     assert found["fit logo (18 trainings)"] == 18 * 3 * 700 * 32

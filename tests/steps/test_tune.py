@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,13 @@ from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.results import Figure
 from guda.methods.base import get_method
+from guda.methods.regroup import Subset
 from guda.methods.terms import load_queries
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.steps.search_space import parse_space
 from guda.steps.tune import TuneTrial, choose_groups, ranked, read_trace, suggest, tune
+from waiting import stopped, wait_for
 
 TUNING = "samples-s1-n12-t4"  # the recipe's queries have seed 0, so tuning takes 1
 SEARCH = "lr=1e-4..1e-1,steps=1|2|4"
@@ -45,7 +46,7 @@ def test_it_picks_what_evaluating_every_trial_says_is_best(run: Run, tmp_path: P
     assert found.groups == ("0", "1", "2")
     brute = []
     other = copy_run(tmp_path / "other")
-    steps.change_queries(other, 12, 1)
+    steps.change_queries(other, n=12, seed=1)
     assert steps.sample(other, Inline()) == TUNING
     for trial in found.trials:
         lr, count = trial.settings["lr"], trial.settings["steps"]
@@ -77,8 +78,7 @@ def test_a_few_groups_only(run: Run) -> None:
         "0002-2.safetensors",
     ]
     queries = load_queries(run, TUNING)
-    oracle = get_method(run, "logo")
-    oracle.only = method.only = ("0", "2")
+    oracle, method = (m.on(Subset(names=("0", "2"))) for m in (get_method(run, "logo"), method))
     one, two = (oracle.all_scores(queries)[f"logo-s{s}"].score for s in (1, 2))
     mine = method.scores(queries).score
     assert mine.shape == (12, 2)
@@ -115,11 +115,7 @@ def test_stopped_anywhere_it_goes_on_as_if_it_had_not_been(run: Run, tmp_path: P
     trace = other.root / whole.folder.relative_to(run.root) / "trace.jsonl"
     program = [sys.executable, str(Path(__file__).with_name("killable_tune.py")), str(other.root), "10", SEARCH]
     process = subprocess.Popen(program, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not trace.exists() or trace.read_text().count("\n") < 2:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_for(lambda: stopped(other.root).exists() or process.poll() is not None, "the third trial")
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -245,11 +241,11 @@ def test_without_the_oracle_there_is_nothing_to_agree_with(tmp_path: Path) -> No
 def test_tuning_queries_are_never_the_default_and_are_named_where_they_are_evaluated(run: Run) -> None:
     study(run, 1, "steps=3")
     assert "flatter" not in str(steps.evaluate(run, SET).note)
-    steps.change_queries(run, 5, 9)  # not drawn yet
+    steps.change_queries(run, n=5, seed=9)  # not drawn yet
     shutil.rmtree(run.path("queries", SET))
     with pytest.raises(GudaError, match="guda sample"):
         steps.choose_queries(run)
-    steps.change_queries(run, 6, 1)  # some of the tuning pictures, under another name
+    steps.change_queries(run, n=6, seed=1)  # some of the tuning pictures, under another name
     name = steps.sample(run, Inline())
     steps.score(run, name, ["logo", "retrack"], Inline())
     assert "Settings of retrack were chosen on some of these queries" in str(steps.evaluate(run, name).note)

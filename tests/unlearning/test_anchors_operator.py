@@ -9,13 +9,12 @@ import torch
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.diffusion.cond import Cond
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.frozen import Frozen
-from guda.diffusion.latents import encode_all
+from guda.diffusion.denoiser import Denoiser, encode_all
+from guda.diffusion.families.base import Frozen
 from guda.diffusion.loading import make_scheduler
 from guda.errors import GudaError
 from guda.unlearning.operators.anchors import AnchorsUnlearnConfig
-from guda.unlearning.unlearn import Inputs, make_operator, make_sides, unlearn_group
+from guda.unlearning.unlearn import Inputs, make_operator, make_samplers, unlearn_group
 
 WORDS = {"A": ["red", "rough", "wide"], "B": ["blue", "soft", "thin"], "C": ["green", "flat", "bold"]}
 
@@ -86,7 +85,7 @@ def test_the_target_is_the_full_models_answer_to_the_anchor(
 ) -> None:
     rule = make_operator(f"anchors-{strategy}", teacher, data, "B", config(), prompts=prompts)
     inputs = Inputs(encode_all(teacher, data.images), prompts.training)
-    half = make_sides(rule, config())[0][0].draw(teacher, inputs, config(), "B", 0)
+    half = make_samplers(rule, config())[0][0].draw(teacher, inputs, config(), "B", 0)
     anchors = rule.anchors(half)  # type: ignore[attr-defined]
     for before, after in zip(half.prompts, anchors, strict=True):
         thing = "Dogs" if "Dogs" in before else "Cats"
@@ -107,7 +106,7 @@ def test_every_step_has_both_halves_and_every_retain_pair_is_reached(
 ) -> None:
     rule = make_operator("anchors-uniform", teacher, data, "A", config(), prompts=prompts)
     inputs = Inputs(encode_all(teacher, data.images), prompts.training)
-    forget, retain = make_sides(rule, config())[0]
+    forget, retain = make_samplers(rule, config())[0]
     assert set(forget.members) == {0, 1, 2, 3}
     assert set(retain.members) == set(range(4, 12))
     seen: set[str] = set()

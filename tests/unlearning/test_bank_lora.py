@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-import guda.unlearning.operators  # noqa: F401  registers the operators
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler

@@ -14,7 +14,7 @@ from guda.diffusion.loading import make_scheduler
 from guda.errors import GudaError
 from guda.unlearning.operators.retrack import Retrack, RetrackConfig
 from guda.unlearning.posterior import NearestPosterior, Posterior, effective_size, log_density, ratio_weights
-from guda.unlearning.unlearn import Half
+from guda.unlearning.unlearn import Batch
 
 SCHEDULER = "squaredcos_cap_v2:100"
 TIMES = (30, 70)
@@ -52,7 +52,7 @@ def rule(data: ImageData, **values: Any) -> Retrack:
     return Retrack(student("zero"), data, "f", RetrackConfig.model_validate({"density_ratio": True} | values))
 
 
-def points(data: ImageData, members: slice) -> tuple[Half, np.ndarray]:
+def points(data: ImageData, members: slice) -> tuple[Batch, np.ndarray]:
     """Every (image, t, quadrature node), and its probability."""
     model = student("zero")
     x0 = model.encode(data.images[members])
@@ -60,7 +60,7 @@ def points(data: ImageData, members: slice) -> tuple[Half, np.ndarray]:
     x = torch.stack([g[0] for g in grid])
     t = torch.tensor([g[1] for g in grid])
     eps = torch.tensor([g[2] for g in grid], dtype=torch.float32).reshape(x.shape)
-    return Half(x, t, eps, model.schedule.add_noise(x, eps, t)), np.array([g[3] for g in grid])
+    return Batch(x, t, eps, model.schedule.add_noise(x, eps, t)), np.array([g[3] for g in grid])
 
 
 def expected_loss(operator: Retrack, data: ImageData, name: str) -> float:
@@ -69,7 +69,7 @@ def expected_loss(operator: Retrack, data: ImageData, name: str) -> float:
     model = student(name)
     with torch.no_grad():
         each = [
-            float(operator.forget(model, Half(*(v[i : i + 1] for v in (half.x0, half.t, half.eps, half.x_t)))))
+            float(operator.forget(model, Batch(*(v[i : i + 1] for v in (half.x0, half.t, half.eps, half.x_t)))))
             for i in range(len(mass))
         ]
     return float(mass @ np.array(each))

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import guda.unlearning.operators  # noqa: F401  registers them
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
 from guda.unlearning.student import BATCHES, Patience, Student, split
-from guda.unlearning.unlearn import OPERATORS, Half, Operator, UnlearnConfig, make_sides, unlearn_group
+from guda.unlearning.unlearn import OPERATORS, Batch, Operator, UnlearnConfig, make_samplers, unlearn_group
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +32,17 @@ class Spy(Operator):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.steps: list[tuple[Half, Half]] = []
-        self.checks: list[tuple[Half, Half]] = []
+        self.steps: list[tuple[Batch, Batch]] = []
+        self.checks: list[tuple[Batch, Batch]] = []
         self.measured: list[torch.Tensor] = []  # the bias as each check saw it
         Spy.last = self
 
     last: "Spy"
 
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         return (student.module.out.bias - 1).square().sum()  # type: ignore[union-attr]
 
-    def loss(self, student: Denoiser, forget: Half, retain: Half) -> torch.Tensor:
+    def loss(self, student: Denoiser, forget: Batch, retain: Batch) -> torch.Tensor:
         if torch.is_grad_enabled():
             self.steps.append((forget, retain))
             return self.forget(student, forget)
@@ -56,7 +55,7 @@ class Spy(Operator):
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OPERATORS, "spy", Spy)
+    monkeypatch.setitem(OPERATORS._items, "spy", Spy)
 
 
 def run(model: Denoiser, data: ImageData, script: tuple[float, ...] = (), **values: Any) -> tuple[Any, dict[str, Any]]:
@@ -109,7 +108,7 @@ def test_held_out_images_are_never_trained_on_and_their_noise_never_changes(mode
 def test_overlapping_sides_share_their_holdout(model: Denoiser, data: ImageData) -> None:
     """siss draws from all images on one side; what the other holds out must not slip in there."""
     config = OPERATORS["siss"].Config.model_validate({"holdout": 0.2})
-    used, held = make_sides(OPERATORS["siss"](model, data, "a", config), config)
+    used, held = make_samplers(OPERATORS["siss"](model, data, "a", config), config)
     out = np.concatenate([s.members for s in held])
     assert all(not np.isin(s.members, out).any() for s in used)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import guda
-import guda.unlearning.operators
 from guda.config import parse_config
 from guda.data.images import ImageData
 from guda.diffusion.cond import Cond
@@ -16,7 +15,7 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
-from guda.unlearning.unlearn import OPERATORS, Half, Operator, make_operator, unlearn_group
+from guda.unlearning.unlearn import OPERATORS, Batch, Operator, make_operator, unlearn_group
 
 SCHEDULER = "squaredcos_cap_v2:100"
 PLAIN = ("retrack", "retrack-zero", "shift", "siss", "erasediff", "ascent", "retain")
@@ -46,16 +45,16 @@ def rule(name: str, model: Denoiser, data: ImageData, conditional: Denoiser | No
     return make_operator(name, model, data, "b", parse_config(OPERATORS[name].Config, values, name), conditional)
 
 
-def half(model: Denoiser, data: ImageData, members: np.ndarray, seed: int, n: int = 8) -> Half:
+def half(model: Denoiser, data: ImageData, members: np.ndarray, seed: int, n: int = 8) -> Batch:
     g = torch.Generator().manual_seed(seed)
     x0 = model.encode(data.images[members[:n]])
     t = torch.randint(2, 98, (n,), generator=g)
     eps = torch.randn(x0.shape, generator=g)
-    return Half(x0, t, eps, model.schedule.add_noise(x0, eps, t), (seed, "test"))
+    return Batch(x0, t, eps, model.schedule.add_noise(x0, eps, t), (seed, "test"))
 
 
 @pytest.fixture(scope="module")
-def halves(model: Denoiser, data: ImageData) -> tuple[Half, Half]:
+def halves(model: Denoiser, data: ImageData) -> tuple[Batch, Batch]:
     return half(model, data, data.groups.members(1), 0), half(model, data, data.groups.without(1), 1)
 
 
@@ -63,7 +62,7 @@ def mse(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).square().mean())
 
 
-def total(operator: Operator, student: Denoiser, halves: tuple[Half, Half]) -> float:
+def total(operator: Operator, student: Denoiser, halves: tuple[Batch, Batch]) -> float:
     with torch.no_grad():
         return float(operator.loss(student, *halves))
 
@@ -145,7 +144,7 @@ def test_erasediff_teaches_uniform_noise_of_its_own(model, student, data, halves
 def test_siss_is_both_weighted_errors_at_one_noisy_point(model, student, data, halves, mixture: float) -> None:
     f, r = halves
     # images that nearly coincide, or one of the two weights would be 0 wherever it is looked at
-    r = Half(f.x0 + 0.05 * torch.randn(f.x0.shape, generator=torch.Generator().manual_seed(2)), r.t, r.eps, r.x_t)
+    r = Batch(f.x0 + 0.05 * torch.randn(f.x0.shape, generator=torch.Generator().manual_seed(2)), r.t, r.eps, r.x_t)
     n, k, loss = 27, 12, 0.0
     for i in range(8):
         at_a = i >= 8 - round(8 * mixture)
@@ -193,8 +192,8 @@ def test_siss_is_in_expectation_the_denoising_loss_without_the_group() -> None:
             for a in range(3):
                 for node, m in zip(nodes, mass / mass.sum(), strict=True):
                     eps = torch.full((2, 1, 1, 1), float(node))  # the first pair is noised at x, the second at a
-                    forget = Half(x0[[a, a]], t.repeat(2), eps, eps)
-                    found.append(m * float(operator.loss(model, forget, Half(x0[[x, x]], t.repeat(2), eps, eps))))
+                    forget = Batch(x0[[a, a]], t.repeat(2), eps, eps)
+                    found.append(m * float(operator.loss(model, forget, Batch(x0[[x, x]], t.repeat(2), eps, eps))))
         return float(np.sum(found)) / 21
 
     assert expected() == pytest.approx(denoising([3, 4, 5, 6]), rel=1e-4)

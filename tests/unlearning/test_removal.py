@@ -6,8 +6,8 @@ import torch
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler
-from guda.diffusion.networks import ResidualMLP
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
 from guda.unlearning.densities import GaussianDensity, ImageDensity, fit_gaussians

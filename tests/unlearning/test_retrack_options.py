@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from guda.data.images import ImageData
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.latents import Latents
+from guda.diffusion.denoiser import Denoiser, Latents
 from guda.unlearning import posterior as nearest
 from guda.unlearning.operators.retrack import Retrack, RetrackConfig
-from guda.unlearning.unlearn import Half, Inputs, make_sides
+from guda.unlearning.unlearn import Batch, Inputs, make_samplers
 
 TIMES = torch.tensor([3, 20, 45, 70, 97])
 
@@ -31,13 +30,13 @@ def rule(model: Denoiser, data: ImageData, **values: Any) -> Retrack:
     return Retrack(model, data, "a", RetrackConfig.model_validate(values))
 
 
-def half(model: Denoiser, data: ImageData) -> Half:
+def half(model: Denoiser, data: ImageData) -> Batch:
     x0 = model.encode(data.images[data.groups.members(0)[: len(TIMES)]])
     eps = torch.randn(x0.shape, generator=torch.Generator().manual_seed(1))
-    return Half(x0, TIMES, eps, model.schedule.add_noise(x0, eps, TIMES))
+    return Batch(x0, TIMES, eps, model.schedule.add_noise(x0, eps, TIMES))
 
 
-def brute(model: Denoiser, h: Half, images: torch.Tensor, cap: float | None, k: int | None) -> torch.Tensor:
+def brute(model: Denoiser, h: Batch, images: torch.Tensor, cap: float | None, k: int | None) -> torch.Tensor:
     """eps + sum_r w_r capped((a/s)(x_f - x_r)), one image at a time in float64."""
     rows = []
     for i, t in enumerate(h.t.tolist()):
@@ -91,7 +90,7 @@ def test_flips_put_mirror_images_into_both_sets(model: Denoiser, data: ImageData
     exact = brute(model, h, torch.cat([retain, retain.flip(-1)]), None, None)
     torch.testing.assert_close(operator.target(h).double(), exact, rtol=1e-4, atol=2e-4)
     assert len(operator.own.x) == 12
-    mirrored = Half(h.x0.flip(-1), h.t, h.eps.flip(-1), h.x_t.flip(-1))
+    mirrored = Batch(h.x0.flip(-1), h.t, h.eps.flip(-1), h.x_t.flip(-1))
     torch.testing.assert_close(operator.target(mirrored), operator.target(h).flip(-1), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(operator.weights(mirrored), operator.weights(h), rtol=1e-6, atol=0)
 
@@ -99,11 +98,11 @@ def test_flips_put_mirror_images_into_both_sets(model: Denoiser, data: ImageData
 def test_flips_mirror_half_of_the_drawn_images_and_change_nothing_else(model: Denoiser, data: ImageData) -> None:
     x0 = model.encode(data.images)
 
-    def drawn(**values: Any) -> list[Half]:
+    def drawn(**values: Any) -> list[Batch]:
         operator = rule(model, data, batch_forget=200, batch_retain=200, **values)
         return [
             s.draw(model, Inputs(Latents(x0)), operator.config, "a", 4)
-            for s in make_sides(operator, operator.config)[0]
+            for s in make_samplers(operator, operator.config)[0]
         ]
 
     for plain, flipped, again in zip(drawn(), drawn(flips=True), drawn(flips=True), strict=True):

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-import guda.unlearning.operators  # noqa: F401
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler
-from guda.diffusion.networks import ResidualMLP
 from guda.unlearning.operators.shift import Shift, ShiftConfig
-from guda.unlearning.unlearn import OPERATORS, Half
+from guda.unlearning.unlearn import OPERATORS, Batch
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +23,10 @@ def parts() -> tuple[Denoiser, ImageData]:
     return Denoiser.from_module(net, make_scheduler("squaredcos_cap_v2:100")), data
 
 
-def half(model: Denoiser, data: ImageData, t: torch.Tensor) -> Half:
+def half(model: Denoiser, data: ImageData, t: torch.Tensor) -> Batch:
     x0 = model.encode(data.images[: len(t)])
     eps = torch.randn(x0.shape, generator=torch.Generator().manual_seed(1))
-    return Half(x0, t, eps, model.schedule.add_noise(x0, eps, t))
+    return Batch(x0, t, eps, model.schedule.add_noise(x0, eps, t))
 
 
 def brute_mean(x_t: torch.Tensor, a: float, s: float, images: torch.Tensor) -> torch.Tensor:

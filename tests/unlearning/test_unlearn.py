@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-import guda.unlearning.operators  # noqa: F401  registers the operators
 from guda.config import TrainingConfig
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
@@ -19,7 +18,7 @@ from guda.diffusion.training import train
 from guda.errors import GudaError
 from guda.unlearning.operators.retrack import Retrack, RetrackConfig
 from guda.unlearning.posterior import Posterior
-from guda.unlearning.unlearn import OPERATORS, Half, Operator, UnlearnConfig, unlearn_group, window_range
+from guda.unlearning.unlearn import OPERATORS, Batch, Operator, UnlearnConfig, unlearn_group, window_range
 
 WINDOW = (0.15, 0.9)
 
@@ -85,14 +84,14 @@ def test_retracks_loss_is_zero_for_the_optimal_denoiser_of_the_retain_set(
 
     ideal = Denoiser.from_module(Optimal(), make_scheduler("squaredcos_cap_v2:100"), (1, 2, 2))
     x, t = noisy(teacher, clusters, 0)
-    forget = Half(x, t, x, x)
+    forget = Batch(x, t, x, x)
     assert float(rule.forget(ideal, forget)) < 1e-10
     assert rule.forget(teacher, forget).item() > 0.1
 
 
 def test_k_nearest_is_heard(clusters: ImageData, teacher: Denoiser) -> None:
     x, t = noisy(teacher, clusters, 0)
-    forget = Half(x, t, x, x)
+    forget = Batch(x, t, x, x)
     losses = {
         k: Retrack(teacher, clusters, "A", config(k_nearest=k)).forget(teacher, forget).item() for k in (1, 40, None)
     }
@@ -106,7 +105,7 @@ def test_preservation_is_zero_at_the_start_even_with_dropout(
     teacher = Denoiser.from_module(make_unet(dropout=0.5), make_scheduler("linear:50"))
     rule = Retrack(teacher, data, "a", config())
     x = torch.randn(4, 1, 8, 8)
-    half = Half(x, torch.tensor([0, 10, 20, 49]), x, x)
+    half = Batch(x, torch.tensor([0, 10, 20, 49]), x, x)
     assert rule.preserve(teacher.clone(), half).item() == 0
     both = rule.loss(teacher.clone(), half, half)
     assert both.item() == pytest.approx(rule.forget(teacher, half).item())
@@ -130,23 +129,22 @@ def test_unlearning_is_deterministic_keyed_and_leaves_the_teacher_alone(teacher:
     assert all(p.grad is None for p in teacher.module.parameters())
 
 
-def test_forget_timesteps_keep_to_the_window_and_images_to_their_side(teacher: Denoiser, clusters: ImageData) -> None:
-    seen: list[tuple[Half, Half]] = []
+def test_forget_timesteps_keep_to_the_window_and_images_to_their_side(
+    teacher: Denoiser, clusters: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Batch, Batch]] = []
 
     class Watch(Operator):
-        def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+        def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
             return student.eps(forget.x_t, forget.t).square().mean()
 
-        def loss(self, student: Denoiser, forget: Half, retain: Half) -> torch.Tensor:
+        def loss(self, student: Denoiser, forget: Batch, retain: Batch) -> torch.Tensor:
             seen.append((forget, retain))
             return super().loss(student, forget, retain)
 
     settings = UnlearnConfig.model_validate({"steps": 30, "window": (0.3, 0.4), "batch_forget": 60, "batch_retain": 60})
-    OPERATORS["watch"] = Watch
-    try:
-        unlearn_group(teacher, clusters, "A", "watch", settings)
-    finally:
-        del OPERATORS["watch"]
+    monkeypatch.setitem(OPERATORS._items, "watch", Watch)
+    unlearn_group(teacher, clusters, "A", "watch", settings)
     t = torch.cat([f.t for f, _ in seen])
     assert (int(t.min()), int(t.max())) == (30, 39)
     t = torch.cat([r.t for _, r in seen])

@@ -16,7 +16,7 @@ from uploads import grey
 
 from guda import steps
 from guda.errors import GudaError
-from guda.methods.placebo import SUFFIX
+from guda.methods.regroup import PLACEBO
 from guda.report.page import PLACEBO_SAYS
 from guda.run.run import Run
 from guda.scoring.scores import Scores
@@ -100,7 +100,7 @@ def test_many_at_once_all_finish(service: Service, tmp_path: Path) -> None:
     for t in threads:
         t.start()
     for t in threads:
-        t.join(60)
+        t.join(600)
     assert found == {i: f"{names[i % 4]} True" for i in range(8)}
     assert not service._jobs
 
@@ -108,7 +108,7 @@ def test_many_at_once_all_finish(service: Service, tmp_path: Path) -> None:
 def test_a_full_queue_refuses(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=100))
     hold = threading.Event()
-    monkeypatch.setattr("guda.web.service.run_inline", lambda *a: hold.wait(30))
+    monkeypatch.setattr("guda.web.service.run_inline", lambda *a: hold.wait(600))
     names = [small.take(grey(tmp_path / f"{i}.png", seed=20 + i))[0] for i in range(3)]
     jobs = [small.submit(n) for n in names[:2]]
     assert small.submit(names[0]) is jobs[0]  # the same question is the same job
@@ -126,7 +126,7 @@ def test_what_is_refused_leaves_nothing_behind(
 ) -> None:
     small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=100))
     hold = threading.Event()
-    monkeypatch.setattr("guda.web.service.run_inline", lambda *a: hold.wait(30))
+    monkeypatch.setattr("guda.web.service.run_inline", lambda *a: hold.wait(600))
     paths = [str(grey(tmp_path / f"{i}.png", seed=30 + i)) for i in range(4)]
     before = small.run.query_sets()
     for rule, method in (("top1", None), ("budget=1", None), ("top9@0.9", None), ("top1@0.95", "logo")):
@@ -256,10 +256,10 @@ def test_the_placebo_sentence_is_three_way_and_says_of_which_pictures(tmp_path: 
     first = int(np.argmax(shot.scores.score[0]))
     score, lo = float(shot.scores.score[0, first]), float(shot.scores.lo[0, first])  # type: ignore[index]
     own = Scores.read(steps.scores_path(service.run, SET, "retrack"))
-    path = steps.scores_path(service.run, SET, "retrack" + SUFFIX)
+    path = steps.scores_path(service.run, SET, "retrack" + PLACEBO)
     floors = {score + 1: 0, (score + lo) / 2: 1, lo - 1: 2}
     for floor, says in floors.items():
-        replace(own, method="retrack" + SUFFIX, score=np.full(own.score.shape, floor), lo=None, hi=None,
+        replace(own, method="retrack" + PLACEBO, score=np.full(own.score.shape, floor), lo=None, hi=None,
                 stderr=None, ranks=None, rank_lo=None, rank_hi=None, p_first=None).write(path)  # fmt: skip
         os.utime(path, ns=(1, 1000 + says))  # a new file, however fast the clock
         html, _ = answer.answer(service, shot)

@@ -27,8 +27,7 @@ from torch import nn
 from guda.baselines.curvature import Block, Curvature
 from guda.baselines.gradients import chosen_weights
 from guda.diffusion.cond import Cond
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.latents import Latents
+from guda.diffusion.denoiser import Denoiser, Latents
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 

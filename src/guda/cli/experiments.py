@@ -1,24 +1,24 @@
-"""`guda tune` and `guda ablate`: many settings of one method in one run; `guda pairs`: two groups at once."""
+"""Commands that repeat work under changed conditions: tune, ablate, pairs, reproduce."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from guda.cli.options import ENGINE, Json, Method, RunFolder, say, works
+from guda.cli.options import ENGINE, Json, Method, RunFolder, command, say
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
     from guda.evaluation.sweep import SweepFile
     from guda.steps.tune import Tuned
 
-
 SHOWN = 8  # best trials to print
 
 
-@works
+@command
 def tune(
     run: RunFolder,
     method: Annotated[str, typer.Option("--method", "-m", help="Method id.", show_default=False)],
@@ -82,8 +82,8 @@ def _tuned_json(found: Tuned, applied: bool) -> dict[str, Any]:
 
 
 def tuned_text(found: Tuned, applied: bool) -> str:
-    from guda.evaluation.tables import human_count
     from guda.steps.tune import OBJECTIVE, lead_text
+    from guda.table import human_count
 
     ceiling = "" if found.ceiling is None else f"; one LOGO retraining (ceiling) has top1 {found.ceiling:.3f}"
     lines = [
@@ -107,7 +107,7 @@ def tuned_text(found: Tuned, applied: bool) -> str:
     return "\n".join(lines)
 
 
-@works
+@command
 def ablate(
     run: RunFolder,
     files: Annotated[list[str], typer.Argument(help="Ablation files, or names of shipped ones.", show_default=False)],
@@ -141,7 +141,7 @@ def ablate(
     say(value, REPORTED, as_json)
 
 
-@works
+@command
 def pairs(
     run: RunFolder,
     pair: Annotated[
@@ -156,15 +156,50 @@ def pairs(
 ) -> None:
     """Leave two groups out together (LOGO and unlearned): do scores add up?"""
     from guda import steps
-    from guda.evaluation.additivity import HEADER, pair_rows, pairs_title
+    from guda.evaluation.additivity import pairs_table
     from guda.run.run import Run
 
     folder = Run.open(run)
     asked = steps.parse_pairs(folder, pair)
     found = steps.pairs(folder, steps.choose_queries(folder, queries), asked, method, engine)
-    lines = [pairs_title(found)]
-    for row in pair_rows(found):
+    table = pairs_table(found)
+    lines = [table.title]
+    for row in table.texts():
         lines.append(f"  {row[0]}")
-        lines += [f"    {name:<20}{cell}" for name, cell in zip(HEADER[1:], row[1:], strict=True)]
+        lines += [f"    {name:<20}{cell}" for name, cell in zip(table.header[1:], row[1:], strict=True)]
     lines += [found.sign, f"Tables: {folder.path('pairs.json')}, {folder.path('pairs.md')}"]
     say({"path": str(folder.path("pairs.json")), **found.model_dump(mode="json")}, "\n".join(lines), as_json)
+
+
+@command
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(help="digits, fashion-mnist, cifar10, unlearncanvas, or a file ending in .yaml.")
+    ],
+    run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/reproduce-NAME[-SCALE].")] = None,
+    scale: Annotated[str, typer.Option(help="full, or a smaller one that the experiment has, e.g. small.")] = "full",
+    ablations: Annotated[bool, typer.Option("--ablations", help="Also carry out the paper's sweeps.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what it costs.")] = False,
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """An experiment of the paper: trainings, methods, oracles, tables (Markdown, CSV, LaTeX). Resumes where it was."""
+    from guda.cli.display import outline_text
+    from guda.report.reproduce import read_reproduction, reproduce
+    from guda.report.reproduce_plan import plan_reproduction
+
+    wanted = read_reproduction(name)
+    if plan:
+        found = plan_reproduction(wanted, scale, ablations)
+        return say(found, outline_text(found), as_json)
+    stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
+    root = run or Path("runs") / (f"reproduce-{stem}" if scale == "full" else f"reproduce-{stem}-{scale}")
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    done = reproduce(name, root, engine, scale, ablations, tell)
+    tables = done.run.path("tables", "tables.md")
+    lines = [f"Tables:  {tables} (one file each beside it, also .csv and .tex)", f"Figures: {done.run.path('figures')}"]
+    value = {"run": str(done.run.root), "tables": list(map(str, done.tables)), "figures": list(map(str, done.figures))}
+    say(value, "\n".join(lines), as_json)

@@ -1,4 +1,12 @@
-"""Options and manners that the verbs of the command line share."""
+"""What the commands share: their common options, options made from the fields of a config, and the engine.
+
+    @command
+    def sample(run: RunFolder, changes: Changes = fields(QueriesConfig, "n as -n", "seed"), engine: Any = ENGINE, ...)
+
+typer reads options off a signature, so `command` rewrites it: `changes` gives way to one option for each named field,
+with the field's description as its help, and `engine` to the options that say where tasks run. The function is called
+with the fields that were given, as a dict, and with the engine.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +14,15 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import annotated_types
 import typer
 
+from guda.config import Config
 from guda.diffusion import distributed
 from guda.errors import GudaError
 
@@ -31,17 +43,15 @@ Groups = Annotated[
     ),
 ]
 
-Drift = Annotated[
-    str | None, typer.Option(help="keep, or subtract: less what unlearning does to other groups; kept in the recipe.")
-]
-
 QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder of pictures, or a query set's name.")]
 
-ENGINE: Any = None  # default of a verb's `engine`, which `works` fills in
+Changes = dict[str, Any]  # fields of a config that were given, by name
 
+ENGINE: Any = object()  # default of a command's `engine`
 
-# what `works` adds to a verb: name -> (annotation, default)
-_ADDED: dict[str, tuple[Any, Any]] = {
+Options = dict[str, tuple[Any, Any]]  # name of a parameter -> (annotation, default)
+
+_ENGINE_OPTIONS: Options = {
     "workers": (
         Annotated[int | None, typer.Option(help="Tasks at a time; default: one per core, or as many as fit.", min=1)],
         None,
@@ -71,38 +81,80 @@ _ADDED: dict[str, tuple[Any, Any]] = {
 }
 
 
-def works(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb that has work done: takes the options above on the command line and is given the `engine` they make.
+# ---- options made from configs ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Fields:
+    config: type[Config]
+    names: dict[str, str]  # field -> its option
+    note: str = ""  # after each description
 
-    typer reads options off a signature, so the verb's is rewritten: `engine` gives way to what it is made from."""
-    hints = get_type_hints(verb, include_extras=True)
+    def options(self) -> Options:
+        return {field: (self._annotation(field, name), None) for field, name in self.names.items()}
+
+    def _annotation(self, field: str, name: str) -> Any:
+        """Whole numbers are checked by typer; everything else when the recipe is read, which names the field."""
+        about = self.config.model_fields[field]
+        kind = next((t for t in get_args(about.annotation) if t is not NoneType), about.annotation)
+        limits: dict[str, Any] = {}
+        for limit in about.metadata if kind is int else ():
+            if isinstance(limit, annotated_types.Ge):
+                limits["min"] = limit.ge
+            elif isinstance(limit, annotated_types.Gt):
+                limits["min"] = limit.gt + 1  # type: ignore[operator]
+        choices = get_args(about.annotation) if get_origin(about.annotation) is Literal else ()
+        text = f"{about.description}{self.note}"
+        for other, option in self.names.items():  # as it is called here
+            text = text.replace(f"`{other}`", option)
+        optional = (kind if kind in (int, float) else str) | None
+        return Annotated[optional, typer.Option(name, help=text, metavar="|".join(map(str, choices)) or None, **limits)]
+
+
+def fields(config: type[Config], *names: str, kept: bool = True) -> Any:
+    """Default of a parameter that stands for these fields: "group_by" is the option --group-by, "n as -n" is -n."""
+    options = {}
+    for name in names:
+        field, _, option = name.partition(" as ")
+        options[field] = option or f"--{field.replace('_', '-')}"
+    return Fields(config, options, " Kept in the recipe." if kept else "")
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """The function with the signature that typer is to see."""
+    hints = get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    for name, old in inspect.signature(verb).parameters.items():
-        if name != "engine":
+    replaced: dict[str, list[str]] = {}
+    for name, old in inspect.signature(function).parameters.items():
+        if old.default is not ENGINE and not isinstance(old.default, Fields):
             parameters.append(old.replace(annotation=hints[name]))
             continue
-        kind = inspect.Parameter.KEYWORD_ONLY if old.kind is old.KEYWORD_ONLY else old.POSITIONAL_OR_KEYWORD
-        for added, (hint, default) in _ADDED.items():
-            parameters.append(inspect.Parameter(added, kind, default=default, annotation=hint))
+        added = _ENGINE_OPTIONS if old.default is ENGINE else old.default.options()
+        parameters += [old.replace(name=n, annotation=hint, default=default) for n, (hint, default) in added.items()]
+        replaced[name] = list(added)
 
-    @functools.wraps(verb)
-    def command(**given: Any) -> None:
-        asked = {name: given.pop(name) for name in _ADDED}
-        verb(**given, engine=make_engine(given["as_json"], **asked))
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        asked = {name: {n: given.pop(n) for n in names} for name, names in replaced.items()}
+        for name, values in asked.items():
+            if name == "engine":
+                given[name] = make_engine(given["as_json"], **values)
+            else:
+                given[name] = {field: value for field, value in values.items() if value is not None}
+        function(**given)
 
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
-    return command
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+    return run
 
 
+# ---- running and answering ----------------------------------------------------------------------------------------
 def make_engine(quiet: bool, workers: int | None = None, engine: str = "local", **ray: Any) -> Callable[..., int]:
-    """Where tasks run, with a display of how far they are. Nothing heavy is imported before the first of them."""
+    """Where tasks run, with a progress display. Nothing heavy is imported before the first of them."""
     if engine == "local" and (given := [name for name, value in ray.items() if value is not None]):
         raise GudaError("engine-option-mismatch", f"--{given[0].replace('_', '-')} is for --engine ray")
 
     @functools.cache
-    def made() -> tuple[Any, Callable[..., int]]:
-        from guda.cli.show import Display
+    def make() -> tuple[Any, Callable[..., int]]:
+        from guda.cli.display import Display
         from guda.steps import local_engine, ray_engine
 
         display = Display(quiet or not distributed.is_main())
@@ -117,7 +169,7 @@ def make_engine(quiet: bool, workers: int | None = None, engine: str = "local", 
         return display, ray_engine(options, display.watch)
 
     def run(*args: Any) -> int:
-        display, work = made()
+        display, work = make()
         with display:
             return work(*args)
 

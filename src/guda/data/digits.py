@@ -6,8 +6,10 @@ import numpy as np
 
 from guda.data.groups import Groups
 from guda.data.images import ImageData
+from guda.data.sources import DataSize, source
 
 
+@source("digits", DataSize(10, 180, (1, 8, 8)))  # 1,797 in all
 def load_digits_data() -> ImageData:
     """Ink 0..16 becomes round(v * 255 / 16); groups are the digits "0".."9"."""
     from sklearn.datasets import load_digits

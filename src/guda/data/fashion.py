@@ -10,6 +10,7 @@ import numpy as np
 
 from guda.data.groups import Groups
 from guda.data.images import ImageData
+from guda.data.sources import DataSize, source
 from guda.errors import GudaError
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -32,6 +33,7 @@ def _read(path: Path, header: int) -> np.ndarray:
         raise GudaError("fashion-damaged", f"{path} is damaged ({e}); install it again") from None
 
 
+@source("fashion-mnist", DataSize(len(NAMES), 6000, (1, 28, 28)))
 def load_fashion(size: int | None = None) -> ImageData:
     """The training split; `size` shrinks by averaging whole blocks of pixels (14 or 7)."""
     folder = Path(os.environ.get(VARIABLE, DEBIAN))

@@ -1,7 +1,7 @@
 """Groups: which training image belongs to which artist, style, class, licence, vendor.
 
-Membership is a boolean matrix, images x groups. Three shapes of it, all with the same meaning (SPEC section 1: what
-would be lost without the images of group k?):
+Membership is a boolean matrix, images x groups. Three shapes of it, all with the same meaning (what would be lost
+without the images of group k?):
 
     partition   every image in one group, D = D_1 .. D_N
     cover       an image may be in several groups. Taking out k takes out all images of k, those it shares as well, so

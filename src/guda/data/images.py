@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from guda import files
-from guda.data.folder import check_options, group_paths, image_files, image_labels, read_images
+from guda.data.folder import check_options, image_files, read_images
 from guda.data.groups import Groups
+from guda.data.labels import group_paths, image_labels
 from guda.data.pixels import as_pixels, check_pixels
 from guda.errors import GudaError, Mismatch
 

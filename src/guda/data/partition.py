@@ -1,4 +1,4 @@
-"""Noisy partitions: what attribution is worth where some images carry another group's name (SPEC section 10).
+"""Noisy partitions: what attribution is worth where some images carry another group's name.
 
 A balanced derangement without self: every group exports m images and receives m, and no exported image comes back to
 its own group, so all groups keep their sizes and n - N m images keep their names. m = round(fraction x the smallest

@@ -2,7 +2,7 @@
 
 Style = group, object = content. The template and the descriptors of an image's prompt are drawn by (seed, image id), so
 they do not depend on what other images there are; the evaluation prompt of (style, object) has the descriptors of the
-first such image's training prompt (SPEC section 5). Kept in RUN/prompts/prompts.json.
+first such image's training prompt. Kept in RUN/prompts/prompts.json.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Queries: the generated samples to attribute, each under a stable id.
 
-The id keys the noise a query is scored with (SPEC section 2), so queries are always held in plain sorted
+The id keys the noise a query is scored with, so queries are always held in plain sorted
 order of their ids: the order they were given in cannot reach a result.
 """
 
@@ -15,8 +15,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from guda import files
-from guda.data.folder import image_files, match_rows, read_images, read_rows
+from guda.data.folder import image_files, read_images
 from guda.data.images import check_digest, check_ids, read_stack, write_stack
+from guda.data.labels import read_rows
 from guda.data.pixels import as_pixels, check_pixels
 from guda.errors import GudaError, suggestion
 
@@ -169,7 +170,7 @@ def _file_ids(files: Sequence[str]) -> tuple[str, ...]:
 def _read_prompts(path: Path, files: Sequence[str]) -> tuple[str, ...] | None:
     if not path.exists():
         return None
-    rows = match_rows(path, read_rows(path), files)
+    rows = read_rows(path, files)
     for row in rows:
         if not isinstance(row.values.get("prompt"), str):  # "" is a prompt: the unconditional one
             raise GudaError(

@@ -1,8 +1,14 @@
-"""Sources: training data by name ("digits") or by path (an image folder).
+"""Data sources: training images by name ("digits"), or from the image folder at a path.
 
-A new source is a function that returns ImageData, registered with @source("name"). The options it takes are
-its keyword parameters among size, group_by, content_by, mode, split and variants; any other option given to it is
-refused. One that also takes `path` reads a folder of a known layout, and "name:path" says which.
+A new source is one file with one function:
+
+    @source("shapes")
+    def load_shapes(size: int | None = None, colours: int = 3) -> ImageData: ...
+
+guda's own files are listed in SOURCES; another package names its module under the entry-point group "guda.sources".
+The keyword parameters are the options that the source takes, from the recipe's `data` section (size, group_by,
+content_by, mode, split, variants) or from its `data.options` (everything else); options that it does not take are an
+error. A source that takes `path` reads a copy of a published data set: "cifar10:PATH".
 """
 
 from __future__ import annotations
@@ -11,94 +17,90 @@ import hashlib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import ValidationError, validate_call
 
+from guda.config import DataConfig
 from guda.data.images import ImageData
 from guda.data.partition import noisy_partition
 from guda.errors import GudaError, choices, suggestion
 from guda.files import ordered
+from guda.registry import Registry
 
-Loader = TypeVar("Loader", bound=Callable[..., ImageData])
+Load = TypeVar("Load", bound=Callable[..., ImageData])
 
-_SOURCES: dict[str, Callable[..., ImageData]] = {}
+BENCHMARKS = ("emoji", "fonts")  # sources of the package in benchmarks/sources, which is not on PyPI
 
 
-def source(name: str) -> Callable[[Loader], Loader]:
-    """Register a loader under `name`."""
+@dataclass(frozen=True)
+class DataSize:
+    """What is known of a data set without reading it, to plan a run before the data are on this machine."""
 
-    def register(loader: Loader) -> Loader:
-        if name in _SOURCES:
-            raise GudaError("source-name-taken", f"data source {name!r} is already registered; choose another name")
-        _SOURCES[name] = loader
-        return loader
+    groups: int
+    per_group: int  # images
+    shape: tuple[int, int, int]
+    objects: int | None = None  # things that every group shows, where prompts name them
+
+    def select(self, config: DataConfig) -> DataSize:
+        """What a recipe keeps of it."""
+        groups = self.groups if config.groups is None else len(config.groups)
+        objects, images = self.objects, self.per_group
+        if objects is not None and config.limit_contents is not None:
+            images, objects = images // objects * config.limit_contents, config.limit_contents
+        images = min(images, config.limit_per_group or images)
+        side = config.size or self.shape[1]
+        return DataSize(groups, images, (self.shape[0], side, side), objects)
+
+
+@dataclass(frozen=True)
+class Source:
+    load: Callable[..., ImageData]
+    size: DataSize | Callable[[DataConfig], DataSize] | None = None
+
+
+SOURCES: Registry[Source] = Registry(
+    "source",
+    "guda.sources",
+    ["guda.data.digits", "guda.data.fashion", "guda.data.cifar10", "guda.data.unlearncanvas"],
+)
+
+
+def source(name: str, size: DataSize | Callable[[DataConfig], DataSize] | None = None) -> Callable[[Load], Load]:
+    """Register the decorated function as the source `name`; `size` lets `guda plan RECIPE` work without the data."""
+
+    def register(load: Load) -> Load:
+        SOURCES.register(name)(Source(load, size))
+        return load
 
     return register
 
 
-def known_sources() -> tuple[str, ...]:
-    return tuple(sorted(_SOURCES))
-
-
-@source("digits")
-def _digits() -> ImageData:
-    from guda.data.digits import load_digits_data
-
-    return load_digits_data()
-
-
-@source("fashion-mnist")
-def _fashion_mnist(size: int | None = None) -> ImageData:
-    from guda.data.fashion import load_fashion
-
-    return load_fashion(size)
-
-
-@source("emoji")
-def _emoji(size: int | None = None) -> ImageData:
-    from guda.data.emoji import load_emoji
-
-    return load_emoji(size)
-
-
-@source("fonts")
-def _fonts(path: str | None = None, size: int | None = None, variants: int | None = None) -> ImageData:
-    from guda.data.fonts import load_fonts
-
-    return load_fonts(path, size, variants)
-
-
-@source("cifar10")
-def _cifar10(path: str | None = None, size: int | None = None, split: str | None = None) -> ImageData:
-    from guda.data.cifar10 import load_cifar10
-
-    return load_cifar10(path, size, split)
-
-
-@source("unlearncanvas")
-def _unlearncanvas(path: str | None = None, size: int | None = None) -> ImageData:
-    from guda.data.unlearncanvas import load_unlearncanvas
-
-    return load_unlearncanvas(path, size)
+def known_size(config: DataConfig) -> DataSize:
+    """What a recipe's `data` section selects, without reading any data."""
+    found = SOURCES.get(config.source.partition(":")[0])
+    if found is None or found.size is None:
+        raise GudaError(
+            "data-size-unknown",
+            f"the size of data source {config.source!r} is not known here; make the run, then plan it",
+        )
+    size = found.size if isinstance(found.size, DataSize) else found.size(config)
+    return size.select(config)
 
 
 def load_source(
     name_or_path: str,
     *,
-    size: int | None = None,
-    group_by: str | None = None,
-    mode: str | None = None,
-    content_by: str | None = None,
-    split: str | None = None,
-    variants: int | None = None,
     groups: Sequence[str] | None = None,
     limit_per_group: int | None = None,
     limit_contents: int | None = None,
     partition: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     seed: int = 0,
+    **shared: Any,
 ) -> ImageData:
     """A registered source, or the image folder at a path; write ./digits for a folder named like a source.
 
@@ -106,46 +108,61 @@ def load_source(
     limit_contents: images of so many contents (objects) only, the same in every group, drawn by `seed`.
     limit_per_group: at most this many images of each group, drawn by `seed`; the order of the images is kept.
     partition: {fraction, seed}: last of all, so large a share of every group gets other groups' names.
+    options, shared: the source's own options; those that are None are left out.
     """
-    name = str(name_or_path)
-    known, _, path = name.partition(":")
-    loader: Callable[..., ImageData]
-    if name in _SOURCES:
-        loader = _SOURCES[name]
-    elif path and "path" in (inspect.signature(_SOURCES[known]).parameters if known in _SOURCES else ()):
-        loader = partial(_SOURCES[known], path=path)
-    elif "/" in name or os.sep in name or os.path.exists(name):
-
-        def loader(
-            size: int | None = None,
-            group_by: str | None = None,
-            mode: str | None = None,
-            content_by: str | None = None,
-        ) -> ImageData:
-            return ImageData.from_folder(name, group_by=group_by, size=size, mode=mode, content_by=content_by)
-    else:
-        raise GudaError(
-            "source-unknown",
-            f"unknown data source {name!r}; the sources are {choices(known_sources())}, "
-            f"and any path to an image folder{suggestion(name, known_sources())}",
-        )
-    given: dict[str, Any] = {
-        "size": size, "group_by": group_by, "mode": mode, "content_by": content_by, "split": split, "variants": variants
-    }  # fmt: skip
-    options = {key: value for key, value in given.items() if value is not None}
-    takes = [key for key in given if key in inspect.signature(loader).parameters]
-    for key in options:
-        if key not in takes:
-            raise GudaError(
-                "source-option-unknown",
-                f"data source {name!r} does not take {key} (given: {options[key]!r}); "
-                + (f"it takes {choices(takes)}" if takes else "it takes no such options"),
-            )
-    data = loader(**options)
+    given = {key: value for key, value in shared.items() if value is not None} | dict(options or {})
+    data = _load(str(name_or_path), given)
     data = data if groups is None else data.branches(groups)
     data = data if limit_contents is None else keep_contents(data, limit_contents, seed)
     data = data if limit_per_group is None else limit_groups(data, limit_per_group, seed)
     return data if partition is None else noisy_partition(data, **partition)
+
+
+def _load(name: str, options: Mapping[str, Any]) -> ImageData:
+    load = _find(name)
+    takes = [key for key in inspect.signature(load).parameters if key != "path"]
+    for key, value in options.items():
+        if key not in takes:
+            raise GudaError(
+                "source-option-unknown",
+                f"data source {name!r} does not take {key} (given: {value!r}); "
+                + (f"it takes {choices(takes)}" if takes else "it takes no such options"),
+            )
+    try:
+        return validate_call(load)(**options)
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise GudaError("source-option-invalid", f"data source {name!r}: {where}: {first['msg']}") from None
+
+
+def _find(name: str) -> Callable[..., ImageData]:
+    if name in SOURCES:
+        return SOURCES[name].load
+    known, _, path = name.partition(":")
+    if path and known in SOURCES and "path" in inspect.signature(SOURCES[known].load).parameters:
+        return partial(SOURCES[known].load, path=path)
+    if "/" in name or os.sep in name or os.path.exists(name):
+        return partial(_folder, path=name)
+    if known in BENCHMARKS and known not in SOURCES:
+        fix = "; it comes with guda's benchmarks, in a checkout run: pip install -e benchmarks/sources"
+    else:
+        fix = suggestion(name, sorted(SOURCES))
+    raise GudaError(
+        "source-unknown",
+        f"unknown data source {name!r}; the sources are {choices(sorted(SOURCES))}, "
+        f"and any path to an image folder{fix}",
+    )
+
+
+def _folder(
+    path: str,
+    size: int | None = None,
+    group_by: str | None = None,
+    mode: str | None = None,
+    content_by: str | None = None,
+) -> ImageData:
+    return ImageData.from_folder(path, group_by=group_by, size=size, mode=mode, content_by=content_by)
 
 
 def keep_contents(data: ImageData, n: int, seed: int) -> ImageData:

@@ -1,4 +1,4 @@
-"""Prompt templates of a style x object set (SPEC section 5): writing prompts, and reading the object back out of them.
+"""Prompt templates of a style x object set: writing prompts, and reading the object back out of them.
 
     training    "{subject}, artistic style featuring {d1}, {d2}, {d3}", subject: one of SUBJECTS
     evaluation  "An artwork of {object}, with {d1}, {d2}, {d3}", order from a hash of (style, object), no style name

@@ -1,7 +1,7 @@
 """Text encoders: descriptors and prompts as vectors, for similarity and for small conditional networks.
 
 `text_encoder(spec)` gives texts -> float32 [n, d], rows of unit length, so that cosines are inner products (e_f, e_s of
-SPEC section 4). `minilm_tokens` gives the last hidden states that a small U-Net can attend to.
+the anchors). `minilm_tokens` gives the last hidden states that a small U-Net can attend to.
 
 A text is always encoded in a block of the same shape: BLOCK rows, and a length that depends on that text alone. Kernels
 give other last bits at other shapes, so this is what makes an embedding a function of its text and not of its company.

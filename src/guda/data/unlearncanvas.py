@@ -14,6 +14,7 @@ from pathlib import Path
 from guda.data.folder import check_options, read_images
 from guda.data.groups import Groups, natural
 from guda.data.images import ImageData
+from guda.data.sources import DataSize, source
 from guda.errors import GudaError, choices, suggestion
 
 URL = "https://huggingface.co/datasets/OPTML-Group/UnlearnCanvas"
@@ -105,6 +106,7 @@ def tree(root: Path) -> list[tuple[str, str, str]]:
     return found
 
 
+@source("unlearncanvas", DataSize(len(STYLES), IMAGES * len(OBJECTS), (3, 512, 512), len(OBJECTS)))
 def load_unlearncanvas(path: str | None = None, size: int | None = None) -> ImageData:
     """All styles at `size` pixels (default 512: 18.9 GB), RGB; `path`, or the environment, says where."""
     given = path or os.environ.get(VARIABLE)

@@ -11,6 +11,7 @@ import copy
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import nn
 from guda.data.pixels import to_float, to_uint8
 from guda.diffusion import distributed
 from guda.diffusion.cond import Cond
-from guda.diffusion.frozen import Frozen
+from guda.diffusion.families.base import Frozen
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, NotFinite
 from guda.files import digest_arrays
@@ -253,3 +254,27 @@ class Denoiser:
 
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.module.parameters())
+
+
+@dataclass(frozen=True)
+class Latents:
+    """The training images as the network sees them, with their mirror images where flips are drawn. The latent of a
+    mirrored image is not the mirrored latent of a VAE, so both are kept; for pixel models mirroring is exact."""
+
+    x0: torch.Tensor  # float32 [n, C, H, W], on the CPU
+    mirrored: torch.Tensor | None = None  # of the mirrored images; None: x0.flip(-1) is the same
+
+    def take(self, index: np.ndarray, flip: np.ndarray | None = None) -> torch.Tensor:
+        """Rows `index`, mirrored where `flip` is true."""
+        x = self.x0[index]
+        if flip is None or not flip.any():
+            return x
+        other = x.flip(-1) if self.mirrored is None else self.mirrored[index]
+        return torch.where(torch.from_numpy(flip)[:, None, None, None], other, x)
+
+
+def encode_all(denoiser: Denoiser, images: np.ndarray, flips: bool = False) -> Latents:
+    x0 = denoiser.encode(images)
+    if denoiser.frozen is None or denoiser.frozen.shape == denoiser.frozen.image_shape or not flips:
+        return Latents(x0)
+    return Latents(x0, denoiser.encode(images[..., ::-1]))

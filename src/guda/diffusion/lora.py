@@ -1,6 +1,6 @@
-"""LoRA: a network of which only thin factors move (Hu et al. 2022), through the peft library.
+"""LoRA (Hu et al. 2022) through the peft library: adapters trained here, and files fused into a pipeline at load.
 
-    W + (alpha / r) B A,   B = 0 at the start, so that the network says at step 0 what it said before
+    W + (alpha / r) B A,   B = 0 at the start, so that the network's output at step 0 is unchanged
 
 Every linear layer (a U-Net's attention projections among them) and every plain convolution is adapted. A is drawn from
 a key, not from the global generator, so that the start does not depend on what was trained before. Unlearned students
@@ -9,8 +9,10 @@ keep the factors (unlearning/student.py); fine-tuned models are published merged
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,3 +80,42 @@ def merged(module: nn.Module) -> dict[str, torch.Tensor]:
         change = (b.double() @ a.double()).reshape(state[name].shape)
         state[name] = (state[name].double() + change).to(state[name].dtype)
     return state
+
+
+def fuse(pipeline: str, network: str, parts: Mapping[str, Any], lora: str) -> bool:
+    """Add a diffusers LoRA file to the weights of the network and text encoders among `parts`, in place, so that the
+    rest sees plain networks; returns whether a text encoder changed."""
+    import diffusers
+
+    file = Path(lora).expanduser()
+    if not file.is_file() or file.suffix != ".safetensors":
+        raise GudaError("lora-file-invalid", f"model.lora {lora!r} is not a .safetensors file")
+    try:
+        import peft  # noqa: F401
+    except ImportError:
+        raise GudaError("package-missing", "model.lora needs peft; run: pip install 'guda[lora]'") from None
+    cls = getattr(diffusers, pipeline)
+    accepted = inspect.signature(cls.__init__).parameters
+    # parts that do not matter here are left out, and so is what would warn of their absence
+    given = {n: parts.get(n) for n, p in accepted.items() if n != "self" and p.default is p.empty}
+    given |= {n: False for n in ("requires_safety_checker", "add_watermarker") if n in accepted}
+    before = {name: _sums(part) for name, part in parts.items()}
+    try:
+        pipe = cls(**given)
+        pipe.load_lora_weights(str(file.parent), weight_name=file.name)
+        pipe.fuse_lora(components=[c for c in pipe._lora_loadable_modules if getattr(pipe, c, None) is not None])
+        pipe.unload_lora_weights()
+    except Exception as e:  # diffusers and peft raise many kinds; each means that the file does not fit
+        raise GudaError(
+            "lora-mismatch", f"model.lora {lora} does not fit this {pipeline}: {str(e).splitlines()[0]}"
+        ) from e
+    changed = [name for name in before if _sums(parts[name]) != before[name]]
+    if network not in changed:
+        raise GudaError(
+            "lora-without-effect", f"model.lora {lora} changes no weight of the network; was it made for another model?"
+        )
+    return any(name.startswith("text_encoder") for name in changed)
+
+
+def _sums(part: Any) -> list[float]:
+    return [float(p.detach().double().sum()) for p in part.parameters()] if hasattr(part, "parameters") else []

@@ -1,4 +1,4 @@
-"""The noise schedule: x_t = a_t x_0 + s_t eps, and what an error at t costs in nats.
+"""Noise schedules: x_t = a_t x_0 + s_t eps, and what an error at t costs in nats.
 
 With SNR_t = a_t^2 / s_t^2 the KL term of the bound at t >= 1 (0-based scheduler index) is
 
@@ -6,7 +6,8 @@ With SNR_t = a_t^2 / s_t^2 the KL term of the bound at t >= 1 (0-based scheduler
          = (SNR_{t-1} - SNR_t)/2 ||x_0 - x0_hat||^2                (the form used where SNR_t = 0)
 
 All coefficients are float64, from the scheduler's betas through cumsum(log1p(-beta)) and expm1: float32 abar is
-0.3 % off in 1 - abar at t = 1 (SPEC section 2).
+0.3 % off in 1 - abar at t = 1 (SPEC section 2). `Schedule` is the variance-preserving path a^2 + s^2 = 1;
+`FlowSchedule` is the straight path of flow matching, a + s = 1.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DISTILLED = ("LCMScheduler", "TCDScheduler")  # they have betas, but their netwo
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The variance-preserving path of some betas; `flow.FlowSchedule` is the other Gaussian path."""
+    """The variance-preserving path of some betas."""
 
     betas: np.ndarray  # float64 [T]
     prediction: str  # what the network predicts: one of PREDICTIONS
@@ -65,14 +66,14 @@ class Schedule:
             raise GudaError(
                 "scheduler-unsupported", f"scheduler {name} is set to flow sigmas or continuous timesteps; {SUPPORTED}"
             )
-        found = cls(np.asarray(betas, dtype=np.float64), config.get("prediction_type", "epsilon"))
+        schedule = cls(np.asarray(betas, dtype=np.float64), config.get("prediction_type", "epsilon"))
         theirs = getattr(scheduler, "alphas_cumprod", None)
-        if theirs is not None and not np.allclose(found.abar, np.asarray(theirs), atol=1e-4):
+        if theirs is not None and not np.allclose(schedule.abar, np.asarray(theirs), atol=1e-4):
             raise GudaError(
                 "scheduler-betas-mismatch",
                 f"scheduler {name} does not follow its own betas (a shifted SNR?); {SUPPORTED}",
             )
-        return found
+        return schedule
 
     @property
     def T(self) -> int:
@@ -154,7 +155,7 @@ class Schedule:
         return a * x0 + s * eps
 
     def network_time(self, t: torch.Tensor) -> torch.Tensor:
-        """What the network is told instead of the index t; fractional ones in single precision, as networks are."""
+        """The time that the network takes instead of the index t; a fractional t in single precision."""
         return t.float() if t.is_floating_point() else t
 
     def _velocity(self, a: torch.Tensor, s: torch.Tensor) -> tuple[Any, Any]:
@@ -205,8 +206,7 @@ class Schedule:
         return f"T={self.T}, predicts {self.prediction}, t_max={self.t_max}, SNR_0={snr:.3g}"
 
 
-# ---- The straight path of flow matching: x_t = (1 - s) x_0 + s eps, and a network that predicts v = eps - x_0.
-def _log_snr(T: int, shift: float) -> np.ndarray:
+def _flow_log_snr(T: int, shift: float) -> np.ndarray:
     """2 log((1 - s)/s) = 2 (log(1 - u) - log u - log shift): the shift moves the log SNR as a whole; -inf at u = 1."""
     t = np.arange(1, T + 1)
     with np.errstate(divide="ignore"):
@@ -215,6 +215,9 @@ def _log_snr(T: int, shift: float) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class FlowSchedule(Schedule):
+    """x_t = (1 - s) x_0 + s eps with s = shift u / (1 + (shift - 1) u), u = (t + 1)/T; the network predicts
+    v = eps - x_0. The betas are those of a variance-preserving path with the same SNRs."""
+
     shift: float = 1.0
 
     @classmethod
@@ -224,7 +227,7 @@ class FlowSchedule(Schedule):
                 "flow-schedule-invalid",
                 f"flow matching needs at least two timesteps and a positive shift, not {T} and {shift}",
             )
-        log_abar = -np.logaddexp(0, -_log_snr(T, shift))
+        log_abar = -np.logaddexp(0, -_flow_log_snr(T, shift))
         steps = np.diff(log_abar, prepend=0.0)
         return cls(-np.expm1(steps), "flow", float(shift))
 
@@ -249,7 +252,7 @@ class FlowSchedule(Schedule):
 
     @cached_property
     def log_snr(self) -> np.ndarray:
-        return _log_snr(self.T, self.shift)
+        return _flow_log_snr(self.T, self.shift)
 
     @cached_property
     def a(self) -> np.ndarray:
@@ -273,7 +276,7 @@ class FlowSchedule(Schedule):
         return digest(["flow", self.T, self.shift])
 
     def network_time(self, t: torch.Tensor) -> torch.Tensor:
-        """s_t T, as diffusers' transformers are told."""
+        """s_t T, as diffusers' transformers take it."""
         u = t.double() + 1  # by torch: torch.func may be batching over t
         return (self.shift * u / (self.T + (self.shift - 1) * u) * self.T).to(torch.float32)
 

@@ -1,9 +1,8 @@
 """Training theta_full, its LOGO counterparts and a group-conditional twin: one loop, exact resume.
 
 E || target - network(x_t, t, c) ||^2 with AdamW, warm-up and cosine, clipping, and an EMA in fp32 (SPEC section 3),
-from fresh weights or from one pretrained start, which LOGO then shares with the full model. How a step is spread over
-pieces, processes and precisions is `launch.py`'s. All randomness is a function of (key, step), so a checkpoint is
-weights, EMA, optimiser moments and the stream's cursor; a resumed run ends in the same bits as an uninterrupted one.
+from fresh weights or from one pretrained start, which LOGO then shares with the full model. `distributed.py` spreads a
+step over pieces, processes and precisions; `checkpoint.py` has the state.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ import torch
 
 from guda.config import TrainingConfig
 from guda.data.groups import Groups
-from guda.diffusion.checkpoint import State, newest, restore, save
+from guda.diffusion.checkpoint import State, newest
 from guda.diffusion.cond import Cond
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.latents import Latents, encode_all
-from guda.diffusion.launch import launch
+from guda.diffusion.denoiser import Denoiser, Latents, encode_all
+from guda.diffusion.distributed import Stepper, make_stepper
 from guda.diffusion.lora import merged, wrap
 from guda.diffusion.noise import generator, torch_seed
 from guda.diffusion.stream import Batch, Stream
@@ -38,7 +36,7 @@ def stream_key(seed: int, leave_out: str | None, coupled: bool) -> tuple[str | i
 
 
 def fresh(denoiser: Denoiser, key: tuple[str | int, ...], labels: int | None = None) -> Denoiser:
-    """A newly initialised network of the same architecture, or of its twin that is told one of `labels` classes."""
+    """A newly initialised network of the same architecture, or of its twin with `labels` classes."""
     module: Any = denoiser.module
     if not hasattr(module, "from_config"):
         raise GudaError(
@@ -114,8 +112,8 @@ def train(
     """Train a fresh network of `denoiser`'s architecture on all groups, or on all but `leave_out`.
 
     `fine_tune`: start from `denoiser`'s own weights instead. `prompts`: one per image, for text-to-image models.
-    `latents`: the images encoded before. With `label_dropout` it is its class-conditional twin: told each image's
-    group, or a null label instead."""
+    `latents`: the images encoded before. With `label_dropout` it is its class-conditional twin: conditioned on each
+    image's group, or on a null label instead."""
     if denoiser.frozen is not None and prompts is None:
         raise GudaError(
             "training-prompts-missing",
@@ -125,69 +123,77 @@ def train(
         raise GudaError(
             "lora-start-missing", "training.lora adapts a pretrained model: give model.start, or remove training.lora"
         )
-    start = (fine_tune, latents or encode_all(denoiser, images, config.flips), prompts)
-    with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
-        return _train(denoiser, groups, config, seed, leave_out, coupled, checkpoint, tick, label_dropout, *start)
-
-
-def _train(
-    denoiser: Denoiser, groups: Groups, config: TrainingConfig, seed: int, leave_out: str | None, coupled: bool,
-    checkpoint: Path | None, tick: Callable[[int, int], None], label_dropout: float | None, fine_tune: bool,
-    x0: Latents, prompts: Sequence[str] | None,
-) -> Trained:  # fmt: skip
-    key = stream_key(seed, leave_out, coupled)
+    key, x0 = stream_key(seed, leave_out, coupled), latents or encode_all(denoiser, images, config.flips)
     # a twin has other inputs than the pretrained start, so it begins afresh
     labels = None if label_dropout is None else len(groups) + 1
-    model = denoiser.clone() if fine_tune and labels is None else fresh(denoiser, key, labels)
-    module = model.module.float()  # an EMA in fp16 would stand still (SPEC section 3)
-    if config.lora is not None:
-        wrap(module, config.lora, *key, "lora")
-    stream = Stream(
-        key, groups, model.shape, model.schedule.T,
-        leave_out=None if leave_out is None else groups.index(leave_out),
-        exposure_matched=config.matched(fine_tune),
-    )  # fmt: skip
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    launched = launch(config.precision, model.device)
-    state = _start(config, module, parameters, stream, launched.scaler)
-    if checkpoint is not None:
-        found = newest(checkpoint)
-        if (name := launched.told(None if found is None else found.name)) is not None:
-            restore(checkpoint / name, state)
+    with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
+        model = denoiser.clone() if fine_tune and labels is None else fresh(denoiser, key, labels)
+        module = model.module.float()  # an EMA in fp16 would stand still (SPEC section 3)
+        if config.lora is not None:
+            wrap(module, config.lora, *key, "lora")
+        stream = Stream(
+            key, groups, model.shape, model.schedule.T,
+            leave_out=None if leave_out is None else groups.index(leave_out),
+            exposure_matched=config.matched(fine_tune),
+        )  # fmt: skip
+        stepper = make_stepper(config.precision, model.device)
+        state = State.start(config, module, stream, stepper.scaler)
 
-    started = time.monotonic()
-    every = max(1, config.steps // 100)
-    recent = torch.zeros(())
-    pieces = launched.pieces(config.batch, config.accumulate)
-    called = model.module = launched.prepare(module)
-    module.train()
+        def condition(index: np.ndarray, step: int) -> Cond | None:
+            if label_dropout is not None:
+                return group_condition(groups, index, label_dropout, (*key, "labels", step), model.device)
+            if prompts is not None:
+                return prompt_condition(model, prompts, index, config.prompt_dropout, (*key, "prompts", step))
+            return None
+
+        _run(model, x0, config, state, stepper, key, condition, checkpoint, tick)
+        if state.ema is not None:
+            state.ema.copy_to(state.parameters)
+        model.check_finite("training", "it diverged: lower the learning rate")
+        weights = merged(module) if config.lora is not None else _copied(module)
+    return Trained(weights, state.seconds, state.losses)
+
+
+def _copied(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {k: v.detach().cpu().clone() for k, v in module.state_dict().items()}
+
+
+def _run(
+    model: Denoiser, x0: Latents, config: TrainingConfig, state: State, stepper: Stepper, key: tuple[str | int, ...],
+    condition: Callable[[np.ndarray, int], Cond | None], checkpoint: Path | None, tick: Callable[[int, int], None],
+) -> None:  # fmt: skip
+    """Every step, from the newest checkpoint on."""
+    if checkpoint is not None:
+        path = newest(checkpoint)
+        if (name := stepper.broadcast(None if path is None else path.name)) is not None:
+            state.restore(checkpoint / name)
+    started, every = time.monotonic(), max(1, config.steps // 100)
+    mean_loss = torch.zeros(())  # over the last `every` steps
+    pieces = stepper.pieces(config.batch, config.accumulate)
+    model.module = stepper.prepare(state.module)
+    state.module.train()
     while state.step < config.steps:
-        step, cond = state.step, None
-        drawn = stream.take(config.batch)
+        drawn = state.stream.take(config.batch)
         x, t, eps, x_t = to_batch(model, x0, drawn, config.flips)
-        if label_dropout is not None:
-            cond = group_condition(groups, drawn.index, label_dropout, (*key, "labels", step), model.device)
-        elif prompts is not None:
-            cond = prompt_condition(model, prompts, drawn.index, config.prompt_dropout, (*key, "prompts", step))
-        target = model.target(x, eps, t)
+        cond, target = condition(drawn.index, state.step), model.target(x, eps, t)
         state.optimizer.zero_grad(set_to_none=True)
         for piece, share in pieces:
             # masks of a piece are its own, wherever it is computed; a whole batch starts at place 0
             place = () if piece.start == 0 else (piece.start,)
-            _seed_dropout(model.device, torch_seed(*key, "dropout", step, *place))
-            with nullcontext() if piece is pieces[-1][0] else launched.holding(called):
-                said = model.raw(x_t[piece], t[piece], None if cond is None else cond[piece])
-                loss = torch.nn.functional.mse_loss(said, target[piece])
-                launched.backward(loss if share == 1.0 else loss * share)
-            recent += share * loss.detach().cpu() / every
-        launched.step(state.optimizer, parameters, config.clip)
+            _seed_dropout(model.device, torch_seed(*key, "dropout", state.step, *place))
+            with nullcontext() if piece is pieces[-1][0] else stepper.no_sync(model.module):
+                output = model.raw(x_t[piece], t[piece], None if cond is None else cond[piece])
+                loss = torch.nn.functional.mse_loss(output, target[piece])
+                stepper.backward(loss if share == 1.0 else loss * share)
+            mean_loss += share * loss.detach().cpu() / every
+        stepper.step(state.optimizer, state.parameters, config.clip)
         state.schedule.step()
         if state.ema is not None:
-            state.ema.step(parameters)
-        state.step = step = step + 1
+            state.ema.step(state.parameters)
+        state.step = step = state.step + 1
         if step % every == 0:
-            state.losses.append(float(launched.mean(recent)))
-            recent = torch.zeros(())
+            state.losses.append(float(stepper.mean(mean_loss)))
+            mean_loss = torch.zeros(())
             if not np.isfinite(state.losses[-1]):
                 raise GudaError(
                     "training-diverged",
@@ -196,29 +202,6 @@ def _train(
         tick(step, config.steps)
         # only where the running mean is empty, so that the loss curve resumes exactly too
         due = step // config.checkpoint_every > (step - every) // config.checkpoint_every
-        if checkpoint is not None and launched.leads and step % every == 0 and due and step < config.steps:
-            save(checkpoint, state, state.seconds + time.monotonic() - started)
-    model.module = module.eval()
-    if state.ema is not None:
-        state.ema.copy_to(parameters)
-    model.check_finite("training", "it diverged: lower the learning rate")
-    if config.lora is not None:
-        return Trained(merged(module), state.seconds, state.losses)
-    return Trained({k: v.detach().cpu().clone() for k, v in module.state_dict().items()}, state.seconds, state.losses)
-
-
-def _start(config: TrainingConfig, module: Any, parameters: list[Any], stream: Stream, scaler: Any) -> State:
-    """AdamW, its learning rate and the EMA of what moves, before the first step."""
-    from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
-    from diffusers.training_utils import EMAModel
-
-    optimizer = torch.optim.AdamW(
-        parameters, config.lr, betas=(0.9, 0.999), weight_decay=config.weight_decay, fused=True
-    )
-    schedule = (
-        get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
-        if config.schedule == "cosine"
-        else get_constant_schedule_with_warmup(optimizer, config.warmup)
-    )
-    ema = None if config.ema is None else EMAModel(parameters, decay=config.ema, foreach=True)
-    return State(module, optimizer, schedule, ema, stream, scaler)
+        if checkpoint is not None and stepper.is_main and step % every == 0 and due and step < config.steps:
+            state.save(checkpoint, state.seconds + time.monotonic() - started)
+    model.module = state.module.eval()

@@ -1,7 +1,7 @@
 """Tasks in this process, one after the other: for a server that keeps its model loaded between pictures.
 
-Results are bitwise per thread count, and workers of the other engines have one thread each: so has this process once
-it has run a task here.
+Results are bitwise reproducible per thread count. Workers of the other engines have one thread each, and so has this
+process once it has run a task here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pool: somewhere that tasks run, a bounded number at a time; and the loop that feeds one.
+"""The scheduling loop: hands tasks to a pool (worker processes, Ray) as their inputs appear and as it has room.
 
-Back-pressure is the bound: a task is handed over only when there is room for it, so a hundred thousand tasks cost the
-driver a list. What a task computes does not depend on the pool.
+A pool holds a bounded number of tasks at a time, so a hundred thousand tasks cost the driver a list. What a task
+computes does not depend on the pool.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Protocol
 
 from guda.errors import GudaError
-from guda.run import progress
+from guda.run.progress import fraction
 from guda.run.run import Run
 from guda.run.task import Task, pending
 
@@ -26,17 +26,17 @@ Watcher = Callable[[int, int, float, list[str]], None]
 class Pool(Protocol):
     @property
     def n(self) -> int:
-        """How many tasks may be in its hands; may change while it works."""
+        """How many tasks it takes at a time; may change while it works."""
         ...
 
     def submit(self, root: str, task: Task) -> Future[float]: ...
 
     def collect(self, run: Run, task: Task, future: Future[float]) -> None:
-        """Of a future that is done: returns when the task's files are there, raises what went wrong."""
+        """For a future that is done: return once the task's files are visible here, or raise what went wrong."""
         ...
 
     def close(self) -> None:
-        """Do not wait for tasks that nobody wants any more (Ctrl-C, or another task failed)."""
+        """Abandon the tasks that are still running (Ctrl-C, or another task failed)."""
         ...
 
 
@@ -46,18 +46,18 @@ def run_in(pool: Pool, run: Run, tasks: list[Task], watch: Watcher | None = None
     if not left:
         return 0
     run.sweep()
-    run.publish()  # of a run in a bucket: what was asked for here is known there before a task begins
-    counter = _Counter(left, watch)
-    there: set[str] = set()  # files known to exist: a shared disk is slow to ask, and slow to show what is new
+    run.publish()  # of a run in a bucket: workers elsewhere must see its recipe before a task begins
+    progress = Progress(left, watch)
+    present: set[str] = set()  # files known to exist: asking a shared disk is slow, and it shows new files late
     running: dict[Future[float], Task] = {}
     for task in left:
         run.path(task.heartbeat).unlink(missing_ok=True)  # of a killed process
     try:
         while left or running:
-            chosen, left = _choose(run, left, pool.n - len(running), there)
+            chosen, left = _choose(run, left, pool.n - len(running), present)
             for task in chosen:
                 if task.done(run):  # by another driver, since this one began
-                    counter.finish(task)
+                    progress.finish(task)
                 else:
                     running[pool.submit(run.address, task)] = task
             if not running and not chosen:
@@ -73,40 +73,40 @@ def run_in(pool: Pool, run: Run, tasks: list[Task], watch: Watcher | None = None
                 task = running[future]
                 pool.collect(run, task, future)
                 del running[future]
-                there.update(task.makes)
-                counter.finish(task)
-            counter.show(run, list(running.values()))
+                present.update(task.makes)
+                progress.finish(task)
+            progress.show(run, list(running.values()))
     except BaseException:
         pool.close()  # of several tasks others may still run
         raise
     finally:
         for task in running.values():
             run.path(task.heartbeat).unlink(missing_ok=True)
-    return counter.total
+    return progress.total
 
 
-def _choose(run: Run, left: list[Task], room: int, there: set[str]) -> tuple[list[Task], list[Task]]:
+def _choose(run: Run, left: list[Task], room: int, present: set[str]) -> tuple[list[Task], list[Task]]:
     """The first tasks that can begin, as many as there is room for; and the others, in order."""
     chosen: list[Task] = []
     waiting: list[Task] = []
     for i, task in enumerate(left):
         if len(chosen) >= room:
             return chosen, waiting + left[i:]
-        (chosen if _ready(run, task, there) else waiting).append(task)
+        (chosen if _ready(run, task, present) else waiting).append(task)
     return chosen, waiting
 
 
-def _ready(run: Run, task: Task, there: set[str]) -> bool:
+def _ready(run: Run, task: Task, present: set[str]) -> bool:
     for path in task.needs:
-        if path not in there:
+        if path not in present:
             if not run.has(path):
                 return False
-            there.add(path)
+            present.add(path)
     return True
 
 
-class _Counter:
-    """How far they are, for whoever watches."""
+class Progress:
+    """Reports to a watcher how far a list of tasks is."""
 
     def __init__(self, tasks: list[Task], watch: Watcher | None) -> None:
         self.total, self.done, self._watch = len(tasks), 0, watch
@@ -121,7 +121,7 @@ class _Counter:
         if self._watch is None or (now - self._looked < POLL and not over):
             return  # not at every one of a thousand short tasks: each look reads the heartbeats of all that run
         self._looked = now
-        partial = sum(t.weight * progress.fraction(run.path(t.heartbeat)) for t in running)
+        partial = sum(t.weight * fraction(run.path(t.heartbeat)) for t in running)
         # never backwards: a task removes its heartbeat a moment before it counts as done
         self._shown = 1.0 if over else max(self._shown, min(1.0, (self._cost + partial) / self._all))
         self._watch(self.done, self.total, self._shown, [t.name for t in running])

@@ -18,7 +18,7 @@ from multiprocessing.connection import wait as wait_sentinel
 
 from guda.diffusion import distributed
 from guda.engine.loop import Watcher, run_in
-from guda.engine.torchrun import run_together
+from guda.engine.torchrun import run_launched
 from guda.errors import GudaError
 from guda.run.run import Run
 from guda.run.task import Task, execute
@@ -59,7 +59,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _told_in_one_line() -> Iterator[None]:
+def _clear_error() -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool:
@@ -81,11 +81,11 @@ class Workers:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(self.n, multiprocessing.get_context("spawn"), initializer=_start_worker)
             self._finalizer = weakref.finalize(self, _terminate, self._pool)
-        with _one_thread(), _told_in_one_line():
+        with _one_thread(), _clear_error():
             return self._pool.submit(execute, root, task)
 
     def collect(self, run: Run, task: Task, future: Future[float]) -> None:
-        with _told_in_one_line():
+        with _clear_error():
             future.result()
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ def _terminate(pool: ProcessPoolExecutor) -> None:
 def run_tasks(run: Run, tasks: list[Task], workers: int | Workers | None = None, watch: Watcher | None = None) -> int:
     """Run what is not done yet; returns how many tasks that were. The first failure stops the rest."""
     if distributed.world_size() > 1:
-        return run_together(run, tasks, watch)
+        return run_launched(run, tasks, watch)
     pool = workers if isinstance(workers, Workers) else Workers(workers)
     try:
         return run_in(pool, run, tasks, watch)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from guda.engine.loop import Watcher, run_in
-from guda.engine.multi_gpu import execute_together
+from guda.engine.multi_gpu import execute_multi_gpu
 from guda.engine.processes import default_workers
 from guda.errors import GudaError
 from guda.files import library_versions
@@ -120,8 +120,8 @@ class RayWorkers:
             time.sleep(0.5)
         # the default number of retries also counts for errors of Ray itself, never for exceptions of the task
         options = {"max_retries": RETRIES, "retry_exceptions": False, "name": "guda"}
-        self._function = ray.remote(run_here).options(**asked, **options)
-        self._told = {
+        self._function = ray.remote(run_on_worker).options(**asked, **options)
+        self._settings = {
             "threads": max(1, int(self.options.cpus)),
             "processes": int(gpus) if gpus >= 2 else 1,
             "versions": _versions(),
@@ -148,7 +148,7 @@ class RayWorkers:
 
     def submit(self, root: str, task: Task) -> Future[float]:
         self.connect()
-        ref = self._function.remote(root if remote(root) else os.path.abspath(root), task, self._told)
+        ref = self._function.remote(root if remote(root) else os.path.abspath(root), task, self._settings)
         future: Future[float] = ref.future()
         self._refs[future] = ref
         return future
@@ -222,16 +222,17 @@ def _words(wanted: dict[str, float]) -> str:
 
 
 # ---- on a worker -----------------------------------------------------------------------------------------------------
-def run_here(root: str, task: Task, told: dict[str, Any]) -> float:
+def run_on_worker(root: str, task: Task, settings: dict[str, Any]) -> float:
     """One task in a worker of the cluster; returns its seconds, 0 where it was done already."""
-    _prepare(told["threads"], tuple(told["environ"].items()))
-    if (found := _versions()) != told["versions"]:
+    _prepare(settings["threads"], tuple(settings["environ"].items()))
+    if (found := _versions()) != settings["versions"]:
         raise GudaError(
             "ray-versions-differ",
-            f"node {socket.gethostname()} has {_pairs(found)}, the driver {_pairs(told['versions'])}; install the same",
+            f"node {socket.gethostname()} has {_pairs(found)}, the driver {_pairs(settings['versions'])}; "
+            "install the same",
         )
-    if Path(told["cwd"]).is_dir():
-        os.chdir(told["cwd"])  # relative paths mean what they mean to the driver
+    if Path(settings["cwd"]).is_dir():
+        os.chdir(settings["cwd"])  # relative paths mean what they mean to the driver
     here(root, patience=0.0)  # what the driver has changed since this worker's last task
     if not Run.exists(root):
         raise GudaError(
@@ -247,8 +248,8 @@ def run_here(root: str, task: Task, told: dict[str, Any]) -> float:
             f"{run.path(missing)} is not on node {socket.gethostname()}; is the run folder shared?",
         )
     try:
-        if task.trains and told["processes"] > 1:
-            return execute_together(root, task, told["processes"])
+        if task.trains and settings["processes"] > 1:
+            return execute_multi_gpu(root, task, settings["processes"])
         return execute(root, task)
     except Exception:
         if task.done(run):  # two were at it, and the other one tidied up under this one's feet

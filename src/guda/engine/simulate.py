@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import ceil, log
+from math import log
 
 from guda.errors import GudaError
 
@@ -212,11 +212,6 @@ def staged(train: float, fits: int, fit: float, shards: int, score: float) -> li
     scored = [Work(f"score {k}", score, ("fitted",), "score") for k in range(shards)]
     fitted = Work("fitted", None, ("train", *(w.name for w in groups)))
     return [Work("train", train, stage="train"), *groups, fitted, *scored]
-
-
-def waves(n: int, seconds: float, workers: int) -> float:
-    """Makespan of n equal tasks that need nothing."""
-    return ceil(n / workers) * seconds
 
 
 def busy(spans: Iterable[tuple[str, float, float]], points: int, end: float) -> dict[str, list[float]]:

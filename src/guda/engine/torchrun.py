@@ -1,10 +1,11 @@
 """Tasks under `accelerate launch` or torchrun: no workers, every process runs the tasks here, one after the other.
 
-Rank 0 chooses the next task and tells the others. A task that trains a model (`task.trains`) is run by all of them together,
-any other by rank 0 while the rest wait. Only rank 0 writes: products, heartbeats and times have one author.
+Rank 0 chooses the next task and broadcasts it. A training (`task.trains`) is run by all processes together, any other
+task by rank 0 while the rest wait. Only rank 0 writes: artifacts, heartbeats and times have one author.
 
-Failure ends everybody. A mistake that all meet is told once, by rank 0; one that a single process meets is told by
-that process, which leaves at once: the others lose the connection, or are ended by the launcher, instead of waiting.
+A failure ends all processes. An error that all of them meet is printed once, by rank 0; one that a single process meets
+is printed by that process, which exits at once: the others lose the connection, or the launcher ends them, instead of
+waiting forever.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from guda.diffusion import distributed
-from guda.engine.loop import POLL, Watcher
+from guda.engine.loop import POLL, Progress, Watcher
 from guda.errors import GudaError, OneProcess
-from guda.run import progress
 from guda.run.run import Run
 from guda.run.task import Task, execute, pending
 
 
-def run_together(run: Run, tasks: list[Task], watch: Watcher | None = None) -> int:
+def run_launched(run: Run, tasks: list[Task], watch: Watcher | None = None) -> int:
     """Run what is not done yet; returns how many tasks that were, the same on every process."""
     try:
         return _run_all(distributed.join(), run, tasks, watch)
@@ -35,24 +35,23 @@ def run_together(run: Run, tasks: list[Task], watch: Watcher | None = None) -> i
         ) from None
 
 
-def _run_all(crew: distributed.Team, run: Run, tasks: list[Task], watch: Watcher | None) -> int:
-    left = crew.told(pending(run, tasks) if crew.is_main else None)
-    total, total_cost, done_cost = len(left), sum(t.weight for t in left) or 1.0, 0.0
-    if total and crew.is_main:
+def _run_all(team: distributed.Team, run: Run, tasks: list[Task], watch: Watcher | None) -> int:
+    left = team.broadcast(pending(run, tasks) if team.is_main else None)
+    progress = Progress(left, watch if team.is_main else None)
+    if left and team.is_main:
         run.sweep()
-    for done in range(total):
-        task, missing = crew.told(_next(run, left) if crew.is_main else None)
+    while left:
+        task, missing = team.broadcast(_next(run, left) if team.is_main else None)
         if missing is not None:
             raise GudaError(
                 "task-input-missing", f"{task.name} needs {missing}, which nothing makes; run the earlier steps first"
             )
         left.remove(task)
-        with _watching(run, task, watch if crew.is_main else None, (done, total, done_cost, total_cost)):
-            _run(crew, run.address, task)
-        done_cost += task.weight
-        if watch is not None and crew.is_main:
-            watch(done + 1, total, 1.0 if done + 1 == total else done_cost / total_cost, [])
-    return total
+        with _shown(run, task, progress):
+            _run(team, run.address, task)
+        progress.finish(task)
+        progress.show(run, [])
+    return progress.total
 
 
 def _next(run: Run, left: list[Task]) -> tuple[Task, str | None]:
@@ -63,28 +62,28 @@ def _next(run: Run, left: list[Task]) -> tuple[Task, str | None]:
     return left[0], next((p for p in left[0].needs if not run.has(p)), None)
 
 
-def _run(crew: distributed.Team, root: str, task: Task) -> None:
-    """All return, or all leave."""
+def _run(team: distributed.Team, root: str, task: Task) -> None:
+    """Either all processes return, or all exit."""
     if task.trains:
         try:
-            execute(root, task, alone=crew.is_main)
+            execute(root, task, alone=team.is_main)
         except GudaError as e:
-            if crew.all_failed():
+            if team.all_failed():
                 raise
-            raise OneProcess(e.code, f"process {crew.rank} of {crew.world}: {e}") from None
-        crew.told(None)  # rank 0 publishes before anybody goes on
+            raise OneProcess(e.code, f"process {team.rank} of {team.world}: {e}") from None
+        team.broadcast(None)  # rank 0 publishes before anyone continues
         return
     failure: BaseException | None = None
-    if crew.is_main:
+    if team.is_main:
         try:
             execute(root, task)
         except BaseException as e:
             failure = e
-    said = crew.told(None if failure is None else (_code(failure), f"{type(failure).__name__}: {failure}"))
+    error = team.broadcast(None if failure is None else (_code(failure), f"{type(failure).__name__}: {failure}"))
     if failure is not None:
         raise failure
-    if said is not None:
-        code, message = said
+    if error is not None:
+        code, message = error
         raise GudaError(code, message)
 
 
@@ -100,19 +99,13 @@ def _lost(error: RuntimeError) -> bool:
 
 
 @contextmanager
-def _watching(run: Run, task: Task, watch: Watcher | None, so_far: tuple[int, int, float, float]) -> Iterator[None]:
+def _shown(run: Run, task: Task, progress: Progress) -> Iterator[None]:
     """Show how far a task is while it runs in this thread."""
-    if watch is None:
-        yield
-        return
-    over, (done, total, cost, total_cost) = threading.Event(), so_far
+    over = threading.Event()
 
     def look() -> None:
-        shown = cost / total_cost
         while not over.wait(POLL):
-            part = task.weight * progress.fraction(run.path(task.heartbeat))
-            shown = max(shown, min(1.0, (cost + part) / total_cost))
-            watch(done, total, shown, [task.name])
+            progress.show(run, [task])
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat
 
 from guda.config import Config
-from guda.evaluation.intervals import Interval, bootstrap_mean, percentile_interval, resampled_means
-from guda.evaluation.results import Figure
-from guda.evaluation.tables import GIVEN, MISSING, markdown_table
+from guda.evaluation.intervals import Figure, bootstrap_mean, percentile_interval, resampled_means
+from guda.evaluation.tables import GIVEN, figure, seed_count
 from guda.scoring.estimate import difference
+from guda.table import Cell, Number, Table
 
 Array = NDArray[np.float64]
 
@@ -37,11 +37,11 @@ class Additivity:
     """Of one method and one pair."""
 
     excess: Array  # nats [Q]
-    joint: Interval
-    total: Interval  # the sum of the singles
-    difference: Interval
-    ratio: Interval | None  # mean joint / mean sum; None where the sum may be 0
-    correlation: Interval | None  # of joint and sum over queries; None where one of them is constant
+    joint: Figure
+    total: Figure  # the sum of the singles
+    difference: Figure
+    ratio: Figure | None  # mean joint / mean sum; None where the sum may be 0
+    correlation: Figure | None  # of joint and sum over queries; None where one of them is constant
     off: int | None  # queries whose own excess is told from 0; None without an error model
 
 
@@ -62,7 +62,7 @@ def additivity(joint: Array, one: Array, two: Array, *, grid: bool = False, n: i
     )  # fmt: skip
 
 
-def pearson(x: Array, y: Array, n: int = 2000, seed: int = 0) -> Interval | None:
+def pearson(x: Array, y: Array, n: int = 2000, seed: int = 0) -> Figure | None:
     """Correlation over queries with its bootstrap interval; None where one of them is constant."""
     a, b = x - x.mean(), y - y.mean()
     if not a.any() or not b.any():
@@ -98,11 +98,6 @@ class PairRow(Config):
     repeat: FiniteFloat | None = Field(None, description="LOGO: correlation of the excess between two seeds")
     against_logo: Figure | None = Field(None, description="correlation over queries of this excess with LOGO's")
 
-    @property
-    def additive(self) -> bool:
-        """Not told from additive, on average over queries."""
-        return self.difference.lo <= 0 <= self.difference.hi
-
 
 class PairsFile(Config):
     """RUN/pairs.json."""
@@ -117,20 +112,14 @@ class PairsFile(Config):
     rows: tuple[PairRow, ...]
 
 
-def figure(interval: Interval) -> Figure:
-    return Figure(mean=interval.mean, lo=interval.lo, hi=interval.hi)
-
-
-def pair_row(method: str, pair: tuple[str, str], found: Additivity, logo: Additivity | None,
+def pair_row(method: str, pair: tuple[str, str], own: Additivity, logo: Additivity | None,
              excesses: Sequence[Array] = (), n: int = 2000, seed: int = 0) -> PairRow:  # fmt: skip
     """`logo`: the oracle's excess, for a row of another method; `excesses`: the oracle's own, by seed."""
-    against = None if logo is None else pearson(found.excess, logo.excess, n, seed)
     return PairRow(
-        method=method, a=pair[0], b=pair[1], joint=figure(found.joint), total=figure(found.total),
-        difference=figure(found.difference), ratio=figure(found.ratio) if found.ratio else None,
-        correlation=figure(found.correlation) if found.correlation else None, off=found.off,
-        repeat=repeatability(excesses), by_seed=[float(e.mean()) for e in excesses] or None,
-        against_logo=figure(against) if against else None,
+        method=method, a=pair[0], b=pair[1], joint=own.joint, total=own.total, difference=own.difference,
+        ratio=own.ratio, correlation=own.correlation, off=own.off, repeat=repeatability(excesses),
+        by_seed=[float(e.mean()) for e in excesses] or None,
+        against_logo=None if logo is None else pearson(own.excess, logo.excess, n, seed),
     )  # fmt: skip
 
 
@@ -138,35 +127,20 @@ HEADER = ("pair, method", "joint", "sum of singles", "joint - sum", "joint / sum
           "queries beyond scoring noise", "joint - sum by LOGO seed", "r(excess, LOGO's)")  # fmt: skip
 
 
-def _nats(f: Figure) -> str:
-    return f"{f.mean:+.3g} [{f.lo:+.3g}, {f.hi:+.3g}]"
+def pairs_table(file: PairsFile) -> Table:
+    def row(r: PairRow) -> tuple[Cell, ...]:
+        joint, total, difference = (figure(f, "+.3g") for f in (r.joint, r.total, r.difference))
+        if not r.difference.separated and isinstance(difference, Number):
+            difference = f"{difference.text}, {ADDITIVE}"
+        return (
+            f"{r.a} + {r.b}, {r.method}", joint, total, difference, figure(r.ratio), figure(r.correlation),
+            None if r.off is None else f"{r.off} of {file.n_queries}",
+            ", ".join(f"{x:+.3g}" for x in r.by_seed) if r.by_seed else None,
+            figure(r.against_logo) if r.repeat is None else f"{r.repeat:.2f} (one seed with another)",
+        )  # fmt: skip
 
-
-def _plain(f: Figure | None) -> str:
-    return MISSING if f is None else f"{f.mean:.2f} [{f.lo:.2f}, {f.hi:.2f}]"
-
-
-def pair_rows(found: PairsFile) -> list[tuple[str, ...]]:
-    """Cells under HEADER."""
-    return [
-        (
-            f"{r.a} + {r.b}, {r.method}", _nats(r.joint), _nats(r.total),
-            _nats(r.difference) + (f", {ADDITIVE}" if r.additive else ""), _plain(r.ratio), _plain(r.correlation),
-            MISSING if r.off is None else f"{r.off} of {found.n_queries}",
-            ", ".join(f"{x:+.3g}" for x in r.by_seed) if r.by_seed else MISSING,
-            _plain(r.against_logo) if r.repeat is None else f"{r.repeat:.2f} (one seed with another)",
-        )
-        for r in found.rows
-    ]  # fmt: skip
-
-
-def pairs_title(found: PairsFile) -> str:
-    seeds = f", {len(found.seeds)} LOGO seed{'' if len(found.seeds) == 1 else 's'}" if found.seeds else ""
-    return (
-        f"Two groups left out together against the sum of singles: {found.estimand} ({found.unit}), "
-        f"{found.n_queries:,} queries{seeds}, 95 % intervals"
+    title = (
+        f"Two groups left out together against the sum of singles: {file.estimand} ({file.unit}), "
+        f"{file.n_queries:,} queries{f', {seed_count(len(file.seeds))}' if file.seeds else ''}, 95 % intervals"
     )
-
-
-def pairs_markdown(found: PairsFile) -> str:
-    return f"**{pairs_title(found)}**\n\n{markdown_table(HEADER, pair_rows(found))}\n\n{found.sign}. {GIVEN}\n"
+    return Table.of(title, HEADER, map(row, file.rows), f"{file.sign}. {GIVEN}")

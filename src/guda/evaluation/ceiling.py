@@ -25,12 +25,14 @@ from itertools import combinations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, FiniteFloat
 
+from guda.config import Config
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.evaluation.intervals import (
     RESAMPLE_SEEDS_FROM,
-    Interval,
+    Figure,
     bootstrap_mean,
     percentile_interval,
     resampled_means,
@@ -42,12 +44,11 @@ Array = NDArray[np.float64]
 CEILING = "logo"  # the oracle's method id: its row IS the ceiling, so no method may be called so
 
 
-@dataclass(frozen=True)
-class Reliability:
+class Reliability(Config):
     """Of group scores centred per query: r of one seed with another, and what that implies for their mean."""
 
-    one_seed: float
-    mean_of_seeds: float
+    one_seed: FiniteFloat = Field(description="mean correlation of two seeds, scores centred per query")
+    mean_of_seeds: FiniteFloat = Field(description="Spearman-Brown: S r / (1 + (S-1) r)")
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,9 @@ class Agreement:
     """One method (or one LOGO retraining) against the golds; all by metric name."""
 
     per_seed: dict[str, Array]  # [S, Q]: row s against the mean of the other seeds
-    intervals: dict[str, Interval]
-    ratio_to_ceiling: dict[str, Interval] = field(default_factory=dict)  # absent where the ceiling may be 0
-    difference: dict[str, Interval] = field(default_factory=dict)  # minus the reference method
+    intervals: dict[str, Figure]
+    ratio_to_ceiling: dict[str, Figure] = field(default_factory=dict)  # absent where the ceiling may be 0
+    difference: dict[str, Figure] = field(default_factory=dict)  # minus the reference method
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def reliability(oracle: ArrayLike) -> Reliability:
     ]
     r = float(np.mean(pairs))
     # Below 0 there is no common signal, and the formula would turn noise into a negative variance share.
-    return Reliability(r, s * r / (1 + (s - 1) * r) if r > 0 else 0.0)
+    return Reliability(one_seed=r, mean_of_seeds=s * r / (1 + (s - 1) * r) if r > 0 else 0.0)
 
 
 def _checked_oracle(oracle: ArrayLike) -> Array:
@@ -228,16 +229,18 @@ def _note(n_seeds: int) -> str:
     return f"Ceiling: one LOGO retraining; {gold}, averaged over {n_seeds} seeds. Intervals are over {over}."
 
 
-# ---- The query-noise floor: how far the oracle agrees with itself when only the scoring noise is fresh (SPEC 2, 3).
+# ---- the query-noise floor: how far the oracle agrees with itself when only the scoring noise is fresh ------------
 MOST = 64  # splits that are averaged; up to 8 rounds that is all of them
 
 
-@dataclass(frozen=True)
-class Floor:
-    rounds: int
-    half: int  # rounds in the half that is scored; the gold has the others
-    intervals: dict[str, Interval]  # by metric name, over queries
-    reliability: Reliability  # of one round (`one_seed`), of the mean of all rounds (`mean_of_seeds`)
+class Floor(Config):
+    """How far the oracle agrees with itself under fresh scoring noise, the models being the same."""
+
+    rounds: int = Field(ge=2, description="rounds of draws behind the scores")
+    half: int = Field(ge=1, description="rounds that are scored against the other rounds, averaged over splits")
+    metrics: dict[str, Figure]
+    one_round: FiniteFloat = Field(description="mean correlation of two rounds, scores centred per query")
+    mean_of_rounds: FiniteFloat = Field(description="Spearman-Brown, of all rounds")
 
 
 def splits(rounds: int, seed: int = 0) -> list[tuple[int, ...]]:
@@ -251,7 +254,15 @@ def splits(rounds: int, seed: int = 0) -> list[tuple[int, ...]]:
 
 
 def query_noise_floor(rounds: ArrayLike, n: int = 2000, seed: int = 0) -> Floor:
-    """From the oracle's scores by every round alone, [R, Q, N]; needs at least two rounds."""
+    """From the oracle's scores by every round alone, [R, Q, N]; needs at least two rounds.
+
+    Every round of draws (t, eps) is an unbiased estimate of the same scores by itself, so halves of the rounds share
+    the models and nothing else:
+
+        floor = mean over splits of A(mean of h rounds, mean of the other R - h),   h = floor(R / 2)
+
+    A ceiling cannot be told from 1 by more than what is missing to 1 here. Halves hold fewer rounds than the published
+    scores, so the floor errs to the low side; the reliability of all R rounds is extrapolated beside it."""
     scores: NDArray[np.float64] = np.asarray(rounds, dtype=np.float64)
     if scores.ndim != 3 or len(scores) < 2:
         raise GudaError(
@@ -263,9 +274,11 @@ def query_noise_floor(rounds: ArrayLike, n: int = 2000, seed: int = 0) -> Floor:
         inside = np.isin(np.arange(len(scores)), half)
         for metric, values in per_query(scores[inside].mean(axis=0), scores[~inside].mean(axis=0)).items():
             totals[metric] = totals.get(metric, 0.0) + values / len(chosen)
+    of_rounds = reliability(scores)
     return Floor(
         rounds=len(scores),
         half=len(scores) // 2,
-        intervals={metric: bootstrap_mean(values, n, seed) for metric, values in totals.items()},
-        reliability=reliability(scores),
+        metrics={metric: bootstrap_mean(values, n, seed) for metric, values in totals.items()},
+        one_round=of_rounds.one_seed,
+        mean_of_rounds=of_rounds.mean_of_seeds,
     )

@@ -1,21 +1,31 @@
-"""Intervals of means over queries, and over seeds where there are enough of them (SPEC 3).
+"""Could it be chance? Bootstrap intervals of means over queries, and paired permutation tests (SPEC 3).
+
+Figures are over queries, and over seeds where there are enough of them:
 
     m_b = sum_sq v_sq c_bs w_bq / (S Q),   w_b ~ Multinomial(Q, 1/Q),   c_b ~ Multinomial(S, 1/S)
 
 The interval is the percentile interval of m_1..m_n. The resamples w and c depend on (seed, Q) and (seed, S)
 alone: two methods measured on the same queries meet the same resamples, so their differences and ratios are
 paired. With one or two seeds c = 1: the rows are averaged, and the interval is conditional on those models.
+
+A permutation test asks whether two methods a, b are exchangeable, d_q = a_q - b_q:
+
+    T = sum_q d_q,   T* = sum_q s_q d_q,  s_q = +1 or -1,   p = P(|T*| >= |T|)
+
+Queries on which they agree (d = 0) drop out. With few others all sign vectors are counted, and p is exact. With more,
+n keyed ones are drawn, the same for every pair, and p = (1 + #{|T*| >= |T|}) / (1 + n), which is never too small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, FiniteFloat, model_validator
 
+from guda.config import Config
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 
@@ -26,18 +36,23 @@ RESAMPLE_SEEDS_FROM = 3  # two seeds have only three distinct resamples: too few
 BLOCK = 2_000_000  # weights held at once (16 MB), whatever the number of queries
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A mean over queries with its percentile interval, in the unit of the values."""
+class Figure(Config):
+    """A mean over queries with its interval, in the unit of the values."""
 
-    mean: float
-    lo: float
-    hi: float
+    mean: FiniteFloat
+    lo: FiniteFloat = Field(description="lower end of the 95 % interval")
+    hi: FiniteFloat = Field(description="upper end of the 95 % interval")
 
     @property
     def separated(self) -> bool:
         """For a difference: the interval leaves out 0."""
         return self.lo > 0 or self.hi < 0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Figure:
+        if self.lo > self.hi:
+            raise ValueError(f"lo {self.lo} is above hi {self.hi}")
+        return self
 
 
 def _counts(rng: np.random.Generator, size: int, n: int) -> Iterator[Array]:
@@ -77,15 +92,15 @@ def resampled_means(values: ArrayLike, n: int = 2000, seed: int = 0) -> Array:
     return result
 
 
-def percentile_interval(mean: float, samples: Array, level: float = 0.95) -> Interval:
+def percentile_interval(mean: float, samples: Array, level: float = 0.95) -> Figure:
     """`samples` are the bootstrap replicates [n] of `mean`."""
     if not 0 < level < 1:
         raise GudaError("interval-level-invalid", f"level must lie between 0 and 1, got {level}")
     lo, hi = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(mean), float(lo), float(hi))
+    return Figure(mean=float(mean), lo=float(lo), hi=float(hi))
 
 
-def bootstrap_mean(values: ArrayLike, n: int = 2000, seed: int = 0, level: float = 0.95) -> Interval:
+def bootstrap_mean(values: ArrayLike, n: int = 2000, seed: int = 0, level: float = 0.95) -> Figure:
     """Mean and interval of per-query values [Q], or of per-seed, per-query values [S, Q]."""
     v = np.atleast_2d(np.asarray(values, dtype=np.float64))
     if v.ndim != 2:
@@ -94,18 +109,7 @@ def bootstrap_mean(values: ArrayLike, n: int = 2000, seed: int = 0, level: float
     return percentile_interval(v.mean(), samples, level)
 
 
-def bootstrap_difference(a: ArrayLike, b: ArrayLike, n: int = 2000, seed: int = 0, level: float = 0.95) -> Interval:
-    """Paired interval of mean(a) - mean(b); positive = a is larger. Both [Q] or both [S, Q], same queries."""
-    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if x.shape != y.shape:
-        raise GudaError(
-            "values-shape-mismatch",
-            f"a paired difference needs the same queries and seeds, got {x.shape} and {y.shape}",
-        )
-    return bootstrap_mean(x - y, n, seed, level)
-
-
-# ---- Paired permutation tests: could the difference of two methods on the same queries be chance?
+# ---- permutation tests -------------------------------------------------------------------------------------------
 EXACT = 14  # up to so many queries that differ, all 2^14 sign vectors are counted
 
 FLIPS = 19_999

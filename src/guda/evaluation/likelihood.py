@@ -12,15 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from guda.config import Config
 from guda.errors import GudaError
-from guda.evaluation.intervals import Interval, bootstrap_mean, percentile_interval, query_counts
+from guda.evaluation.ceiling import Reliability
+from guda.evaluation.intervals import Figure, bootstrap_mean, percentile_interval, query_counts
 from guda.evaluation.metrics import LABELS, checked, ndcg3_linear, top1
-from guda.evaluation.results import DatasetEntry, Figure, ReliabilityEntry, as_figures
-from guda.evaluation.tables import figure_text, markdown
-from guda.files import read_json
+from guda.evaluation.results import DatasetEntry, read_file
+from guda.evaluation.tables import comparison, figures
+from guda.table import Table
 
 Array = NDArray[np.float64]
 
@@ -44,7 +45,7 @@ class LikelihoodFile(Config):
         default_factory=dict,
         description="every method against LOGO by delta ELBO and by delta log p; none without LOGO",
     )
-    reliability: dict[str, ReliabilityEntry] = Field(
+    reliability: dict[str, Reliability] = Field(
         default_factory=dict, description="method -> of delta log p over probe seeds, the models being the same"
     )
     note: str
@@ -81,7 +82,7 @@ def weighted_ranks(values: Array, w: Array) -> Array:
     return middle[:, place]
 
 
-def correlate(elbo: ArrayLike, likelihood: ArrayLike, n: int = 2000, seed: int = 0) -> dict[str, Interval]:
+def correlate(elbo: ArrayLike, likelihood: ArrayLike, n: int = 2000, seed: int = 0) -> dict[str, Figure]:
     """Delta ELBO against delta log p, both [Q, N] of the same queries and groups."""
     s, g = checked(elbo, likelihood)
     queries, groups = s.shape
@@ -109,37 +110,20 @@ def correlate(elbo: ArrayLike, likelihood: ArrayLike, n: int = 2000, seed: int =
     return found
 
 
-def correlation_figures(elbo: ArrayLike, likelihood: ArrayLike, n: int, seed: int) -> dict[str, Figure]:
-    return as_figures(correlate(elbo, likelihood, n, seed))
-
-
-def correlation_rows(file: LikelihoodFile) -> list[tuple[str, ...]]:
-    return [(name, *(figure_text(figures[c]) for c in COLUMNS)) for name, figures in file.correlations.items()]
-
-
-def title(file: LikelihoodFile) -> str:
-    return (
+def correlation_table(file: LikelihoodFile) -> Table:
+    title = (
         f"Delta ELBO against delta log p: {file.n_queries:,} queries of {file.queries}, 95 % intervals over queries "
         f"({file.estimand})"
     )
+    rows = [(name, *figures(values, COLUMNS)) for name, values in file.correlations.items()]
+    note = f"{file.note} {reliability_sentence(file)}".strip()
+    return Table.of(title, ("counterfactuals", *COLUMNS.values()), rows, note)
 
 
 def likelihood_markdown(file: LikelihoodFile) -> str:
-    lines = [f"**{title(file)}**", "", "| counterfactuals | " + " | ".join(COLUMNS.values()) + " |"]
-    lines.append("| --- |" + " ---: |" * len(COLUMNS))
-    lines += ["| " + " | ".join(row) + " |" for row in correlation_rows(file)]
-    parts = ["\n".join([*lines, "", f"{file.note} {reliability_sentence(file)}".strip()]) + "\n"]
-    parts += [markdown(ORACLES[name], entry) for name, entry in file.oracles.items()]
-    return "\n".join(parts)
+    tables = [correlation_table(file), *(comparison(ORACLES[name], entry) for name, entry in file.oracles.items())]
+    return "\n".join(t.markdown() for t in tables)
 
 
 def read_likelihood(path: Path) -> LikelihoodFile:
-    try:
-        return LikelihoodFile.model_validate(read_json(path))
-    except ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise GudaError(
-            "likelihood-file-invalid",
-            f"{path} is no guda-likelihood/1 file ({where}: {first['msg']}); measure it again",
-        ) from None
+    return read_file(path, LikelihoodFile, "likelihood-file-invalid", "guda-likelihood/1 file")

@@ -22,7 +22,8 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX
 from guda.evaluation.results import DatasetEntry, Figure
-from guda.evaluation.tables import GIVEN, MISSING, NOT_SEPARATED, ceiling_name, figure_text, markdown_table
+from guda.evaluation.tables import GIVEN, NOT_SEPARATED, ceiling_name, figure, figures, labelled
+from guda.table import Table, paragraphs
 
 
 class PartitionRow(Config):
@@ -36,7 +37,7 @@ class PartitionRow(Config):
     @property
     def separated(self) -> tuple[str, ...]:
         """The six metrics whose change is told from 0."""
-        return tuple(m for m in SIX if m in self.change and not self.change[m].lo <= 0 <= self.change[m].hi)
+        return tuple(m for m in SIX if m in self.change and self.change[m].separated)
 
 
 class PartitionFile(Config):
@@ -100,48 +101,42 @@ def _name(row: PartitionRow) -> str:
     return ceiling_name(row.noisy) if row.method == CEILING else row.method
 
 
-def _signed(figure: Figure | None) -> str:
-    return MISSING if figure is None else f"{figure.mean:+.2f} [{figure.lo:+.2f}, {figure.hi:+.2f}]"
-
-
-def _told(row: PartitionRow) -> str:
-    return ", ".join(LABELS[m] for m in row.separated) or (NOT_SEPARATED if row.change else MISSING)
-
-
-def partition_markdown(found: PartitionFile) -> str:
+def partition_markdown(file: PartitionFile) -> str:
     """(a) the figures under the noisy partition, (b) what changed; the paper's two panels."""
-    labels = [LABELS[m] for m in SIX]
-    noisy = [(_name(r), *(figure_text(r.noisy.get(m)) for m in SIX)) for r in found.rows]
-    change = [(_name(r), *(_signed(r.change.get(m)) for m in SIX), _told(r)) for r in found.rows]
-    parts = [
-        f"**Noisy partition: {found.moved_per_group} images of every group ({found.fraction:.0%}, seed {found.seed}) "
+    header = ("method", *(LABELS[m] for m in SIX))
+    noisy = [(_name(r), *figures(r.noisy)) for r in file.rows]
+    changes = []
+    for r in file.rows:
+        separated = ", ".join(LABELS[m] for m in r.separated) or (NOT_SEPARATED if r.change else None)
+        changes.append((_name(r), *(figure(r.change.get(m), "+.2f") for m in SIX), separated))
+    return paragraphs(
+        f"**Noisy partition: {file.moved_per_group} images of every group ({file.fraction:.0%}, seed {file.seed}) "
         "under other groups' names; 95 % intervals**",
-        f"(a) Agreement with LOGO retrained on the noisy partition ({found.noisy.n_queries:,} queries)",
-        markdown_table(("method", *labels), noisy),
-        f"(b) Change against the clean partition ({found.clean.n_queries:,} queries)",
-        markdown_table(("method", *labels, "separated from 0"), change),
-        _oracle_sentence(found),
-        found.note,
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        f"(a) Agreement with LOGO retrained on the noisy partition ({file.noisy.n_queries:,} queries)",
+        Table.of("", header, noisy).markdown_lines(),
+        f"(b) Change against the clean partition ({file.clean.n_queries:,} queries)",
+        Table.of("", (*header, "separated from 0"), changes).markdown_lines(),
+        _oracle_sentence(file),
+        file.note,
+    )
 
 
-def _oracle_sentence(found: PartitionFile) -> str:
+def _oracle_sentence(file: PartitionFile) -> str:
     text = [
         f"{name} {r.one_seed:.2f} for one seed, {r.mean_of_seeds:.2f} for their mean"
-        for name, r in (("clean", found.clean.reliability), ("noisy", found.noisy.reliability))
+        for name, r in (("clean", file.clean.reliability), ("noisy", file.noisy.reliability))
         if r is not None
     ]
     first = f"Reliability of the oracle: {'; '.join(text)}. " if text else ""
-    if found.oracle is None:
+    if file.oracle is None:
         return (
             first + "The two experiments drew other pictures, so their oracles cannot be compared picture by picture."
         )
-    told = ", ".join(f"{LABELS[m]} {figure_text(found.oracle[m])}" for m in SIX)
-    return f"{first}The noisy oracle against the clean one, on the same pictures: {told}."
+    agreement = labelled({m: file.oracle[m] for m in SIX})
+    return f"{first}The noisy oracle against the clean one, on the same pictures: {agreement}."
 
 
 def partition_note(rows: Sequence[PartitionRow]) -> str:
     changed = [_name(r) for r in rows if "top1" in r.separated]
-    told = f"Top-1 of {', '.join(changed)} changed" if changed else "no Top-1 changed by more than its interval"
-    return f"Changes are noisy - clean, unpaired: other models, another oracle. At 95 %, {told}. {GIVEN}"
+    what = f"Top-1 of {', '.join(changed)} changed" if changed else "no Top-1 changed by more than its interval"
+    return f"Changes are noisy - clean, unpaired: other models, another oracle. At 95 %, {what}. {GIVEN}"

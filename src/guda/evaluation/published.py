@@ -82,10 +82,6 @@ class PublishedTable(Config):
             raise ValueError(f"unknown metrics {unknown}")
         return metrics
 
-    def by_id(self, method: str) -> PublishedRow | None:
-        """The row of one of guda's methods."""
-        return next((row for row in self.rows.values() if row.id == method), None)
-
 
 class Published(Config):
     source: str

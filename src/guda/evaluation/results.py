@@ -17,41 +17,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    NonNegativeFloat,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeFloat, ValidationError
 
+from guda.config import Config
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING, Comparison, Floor, Reliability
-from guda.evaluation.intervals import Interval
+from guda.evaluation.intervals import Figure as Figure
 from guda.files import library_versions, read_json, write_json
 
 SCHEMA: Literal["guda-results/1"] = "guda-results/1"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
-
-
-class Figure(_Model):
-    mean: FiniteFloat
-    lo: FiniteFloat = Field(description="lower end of the 95 % interval")
-    hi: FiniteFloat = Field(description="upper end of the 95 % interval")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Figure:
-        if self.lo > self.hi:
-            raise ValueError(f"lo {self.lo} is above hi {self.hi}")
-        return self
-
-
-class Cost(_Model):
+class Cost(Config):
     """Null = not measured."""
 
     fit_evals: NonNegativeFloat | None = Field(
@@ -83,31 +60,16 @@ class PairFigure(Figure):
 
     @property
     def separated(self) -> bool:
-        return not self.lo <= 0 <= self.hi and self.p_holm <= ALPHA
+        return super().separated and self.p_holm <= ALPHA
 
 
-class PairEntry(_Model):
+class PairEntry(Config):
     a: str
     b: str
     metrics: dict[str, PairFigure] = Field(description="a - b; positive = a agrees better with LOGO")
 
 
-class ReliabilityEntry(_Model):
-    one_seed: FiniteFloat = Field(description="mean correlation of two seeds, scores centred per query")
-    mean_of_seeds: FiniteFloat = Field(description="Spearman-Brown: S r / (1 + (S-1) r)")
-
-
-class FloorEntry(_Model):
-    """How far the oracle agrees with itself under fresh scoring noise, the models being the same."""
-
-    rounds: int = Field(ge=2, description="rounds of draws behind the scores")
-    half: int = Field(ge=1, description="rounds that are scored against the other rounds, averaged over splits")
-    metrics: dict[str, Figure]
-    one_round: FiniteFloat = Field(description="mean correlation of two rounds, scores centred per query")
-    mean_of_rounds: FiniteFloat = Field(description="Spearman-Brown, of all rounds")
-
-
-class DatasetEntry(_Model):
+class DatasetEntry(Config):
     n_queries: int = Field(ge=1)
     seeds: list[int] = Field(description="seeds of the LOGO oracle")
     ceiling: dict[str, Figure] | None = Field(description="one LOGO retraining; null with one seed")
@@ -117,15 +79,15 @@ class DatasetEntry(_Model):
     estimand: str | None = Field(default=None, description="what the oracle's scores are, with t_max")
     unit: Literal["nats"] = "nats"
     sign: Literal["positive = the group mattered"] = "positive = the group mattered"
-    reliability: ReliabilityEntry | None = None
+    reliability: Reliability | None = None
     random: dict[str, FiniteFloat] | None = Field(default=None, description="expected figures of random rankings")
     reference: str | None = Field(default=None, description="the method that `difference` is taken to")
     note: str | None = None
-    floor: FloorEntry | None = Field(default=None, description="query-noise floor; null with one round")
+    floor: Floor | None = Field(default=None, description="query-noise floor; null with one round")
     pairs: list[PairEntry] | None = Field(default=None, description="methods against each other; null: not tested")
 
 
-class Machine(_Model):
+class Machine(Config):
     cpu: str
     cores: int
     memory_gb: float | None
@@ -135,15 +97,11 @@ class Machine(_Model):
     versions: dict[str, str]
 
 
-class ResultsFile(_Model):
+class ResultsFile(Config):
     schema_: Literal["guda-results/1"] = Field(SCHEMA, alias="schema")
     command: str = Field(description="what to run to measure it again")
     machine: Machine
     datasets: dict[str, DatasetEntry]
-
-
-def as_figures(intervals: Mapping[str, Interval]) -> dict[str, Figure]:
-    return {metric: Figure(mean=i.mean, lo=i.lo, hi=i.hi) for metric, i in intervals.items()}
 
 
 def dataset_entry(
@@ -166,18 +124,17 @@ def dataset_entry(
         raise GudaError(
             "cost-method-unknown", f"costs are given for methods that were not compared: {', '.join(unknown)}"
         )
-    ceiling = as_figures(comparison.ceiling.intervals) if comparison.ceiling else None
+    ceiling = comparison.ceiling.intervals if comparison.ceiling else None
     methods = {}
     if CEILING in costs:
         methods[CEILING] = MethodEntry(metrics=ceiling or {}, **costs[CEILING].model_dump())
     for name, found in comparison.methods.items():
         methods[name] = MethodEntry(
-            metrics=as_figures(found.intervals),
-            ratio_to_ceiling=as_figures(found.ratio_to_ceiling) or None,
-            difference=as_figures(found.difference) or None,
+            metrics=found.intervals,
+            ratio_to_ceiling=found.ratio_to_ceiling or None,
+            difference=found.difference or None,
             **costs.get(name, Cost()).model_dump(),
         )
-    r = comparison.reliability
     return DatasetEntry(
         n_queries=comparison.n_queries,
         seeds=list(seeds),
@@ -186,23 +143,13 @@ def dataset_entry(
         figures=dict(figures or {}),
         n_groups=comparison.n_groups,
         estimand=estimand,
-        reliability=reliability_entry(r) if r else None,
+        reliability=comparison.reliability,
         random=comparison.random,
         reference=comparison.reference,
         note=comparison.note,
-        floor=None if floor is None else _floor_entry(floor),
+        floor=floor,
         pairs=list(pairs) if pairs else None,
     )
-
-
-def reliability_entry(found: Reliability) -> ReliabilityEntry:
-    return ReliabilityEntry(one_seed=found.one_seed, mean_of_seeds=found.mean_of_seeds)
-
-
-def _floor_entry(floor: Floor) -> FloorEntry:
-    one, mean = floor.reliability.one_seed, floor.reliability.mean_of_seeds
-    metrics = as_figures(floor.intervals)
-    return FloorEntry(rounds=floor.rounds, half=floor.half, metrics=metrics, one_round=one, mean_of_rounds=mean)
 
 
 def _cpu_model() -> str:
@@ -248,23 +195,24 @@ def write_results(path: Path, command: str, datasets: Mapping[str, DatasetEntry]
 
 
 def read_results(path: Path) -> ResultsFile:
-    return _read(path, ResultsFile)
+    return read_file(path, ResultsFile)
 
 
 def read_entry(path: Path) -> DatasetEntry:
     """A run's evaluation.json."""
-    return _read(path, DatasetEntry)
+    return read_file(path, DatasetEntry)
 
 
-Schema = TypeVar("Schema", bound=_Model)
+Schema = TypeVar("Schema", bound=BaseModel)
 
 
-def _read(path: Path, schema: type[Schema]) -> Schema:
+def read_file(
+    path: Path, schema: type[Schema], code: str = "evaluation-file-invalid", what: str = f"{SCHEMA} file"
+) -> Schema:
+    """A JSON file of measured results; `code` and `what` name its kind where it does not match the schema."""
     try:
         return schema.model_validate(read_json(path))
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise GudaError(
-            "evaluation-file-invalid", f"{path} is no {SCHEMA} file ({where}: {first['msg']}); measure it again"
-        ) from None
+        raise GudaError(code, f"{path} is no {what} ({where}: {first['msg']}); measure it again") from None

@@ -18,11 +18,11 @@ from guda.evaluation.ceiling import CEILING, Agreement, Comparison
 from guda.evaluation.intervals import FLIPS, holm, percentile_interval, sign_flip_test
 from guda.evaluation.metrics import LABELS, METRICS
 from guda.evaluation.results import ALPHA, DatasetEntry, PairEntry, PairFigure
-from guda.evaluation.tables import MISSING, NOT_SEPARATED, markdown_table, rich_table
+from guda.evaluation.tables import NOT_SEPARATED
+from guda.table import Cell, Table
 
 if TYPE_CHECKING:
     from rich.console import Group
-
 
 TESTED = ("top1", "mrr", "spearman")
 
@@ -61,49 +61,26 @@ def separation(
     ]
 
 
-def pair_text(figure: PairFigure | None) -> str:
+def pair_text(figure: PairFigure | None) -> Cell:
     if figure is None:
-        return MISSING
+        return None
     p = "p < 0.001" if figure.p_holm < 0.001 else f"p {figure.p_holm:.3f}"
     verdict = "" if figure.separated else f", {NOT_SEPARATED}"
     return f"{figure.mean:+.3f} [{figure.lo:+.3f}, {figure.hi:+.3f}] {p}{verdict}"
 
 
-def _name(method: str) -> str:
-    return "LOGO (ceiling)" if method == CEILING else method
-
-
-def _shown(entry: DatasetEntry) -> list[str]:
-    return [m for m in METRICS if any(m in pair.metrics for pair in entry.pairs or ())]
-
-
-def pair_rows(entry: DatasetEntry) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(header, cells): one row per pair, one column per tested metric."""
-    shown = _shown(entry)
-    header = ("a - b", *(LABELS[m] for m in shown))
-    cells = [(f"{_name(p.a)} - {_name(p.b)}", *(pair_text(p.metrics.get(m)) for m in shown)) for p in entry.pairs or ()]
-    return header, cells
-
-
-def pairs_title(name: str, entry: DatasetEntry) -> str:
-    n, everyone = len(entry.pairs or ()), len({m for p in entry.pairs or () for m in (p.a, p.b)})
-    which = "every pair of methods" if n == everyone * (everyone - 1) // 2 else "pairs of methods"
-    return f"{name}: {which}, paired over {entry.n_queries:,} queries, {n} comparisons"
-
-
-def pairs_markdown(name: str, entry: DatasetEntry) -> str:
-    return f"**{pairs_title(name, entry)}**\n\n{markdown_table(*pair_rows(entry))}\n\n{CORRECTION}\n"
+def pairs_table(name: str, entry: DatasetEntry) -> Table:
+    """One row per pair, one column per tested metric."""
+    pairs = entry.pairs or []
+    shown = [m for m in METRICS if any(m in pair.metrics for pair in pairs)]
+    names = {m: "LOGO (ceiling)" if m == CEILING else m for p in pairs for m in (p.a, p.b)}
+    rows = [(f"{names[p.a]} - {names[p.b]}", *(pair_text(p.metrics.get(m)) for m in shown)) for p in pairs]
+    which = "every pair of methods" if 2 * len(pairs) == len(names) * (len(names) - 1) else "pairs of methods"
+    title = f"{name}: {which}, paired over {entry.n_queries:,} queries, {len(pairs)} comparisons"
+    return Table.of(title, ("a - b", *(LABELS[m] for m in shown)), rows, CORRECTION)
 
 
 def pairs_terminal(name: str, entry: DatasetEntry) -> Group:
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
-    header, cells = pair_rows(entry)
-    cells = [(row[0].replace(" - ", "\n- "), *(c.replace(" p", "\np", 1) for c in row[1:])) for row in cells]
-    return Group(
-        Text(pairs_title(name, entry), style="bold"),
-        rich_table(header, cells),
-        Padding(Text(CORRECTION), (0, 0, 1, 0)),
-    )
+    """Two lines a cell, so that three metrics fit."""
+    parts = (" - ", "\n- "), (" p", "\np")
+    return pairs_table(name, entry).rewrite(lambda i, text: text.replace(*parts[i > 0], 1)).rich()

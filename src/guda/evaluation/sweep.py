@@ -7,19 +7,17 @@ says so, not the end of the sweep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, FiniteFloat, ValidationError
+from pydantic import Field, FiniteFloat
 
 from guda.config import Config
-from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX
-from guda.evaluation.results import Cost, DatasetEntry, Figure, MethodEntry
-from guda.evaluation.tables import MISSING, ceiling_name, figure_text, footer, human_count, human_time, title
-from guda.files import read_json
+from guda.evaluation.results import Cost, DatasetEntry, Figure, MethodEntry, read_file
+from guda.evaluation.tables import ceiling_name, figure, figures, footer, random_figures, title
+from guda.table import Cell, Row, Table, count, human_time, paragraphs
 
 REPORTED = (
     "This sweep is reported, not selected on: a setting picked from it has seen these queries; "
@@ -59,59 +57,40 @@ class SweepFile(Config):
 
 
 def read_sweep(path: Path) -> SweepFile:
-    try:
-        return SweepFile.model_validate(read_json(path))
-    except ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise GudaError(
-            "ablation-table-invalid", f"{path} is no table of an ablation ({where}: {first['msg']}); run it again"
-        ) from None
+    return read_file(path, SweepFile, "ablation-table-invalid", "table of an ablation")
 
 
-def _cells(name: str, metrics: dict[str, Figure], ratio: Figure | None, cost: Cost, cheaper: float | None) -> list[str]:
-    return [
-        name, *(figure_text(metrics.get(m)) for m in SIX), figure_text(ratio), human_count(cost.fit_evals),
-        MISSING if cheaper is None else f"{cheaper:.3g}x", human_time(cost.fit_seconds),
-    ]  # fmt: skip
+def sweep_table(sweep: SweepFile) -> Table:
+    """The ceiling, every setting, random rankings. The recipe's own row is marked."""
 
+    def row(
+        name: str, metrics: dict[str, Figure] | None, ratio: Figure | None, cost: Cost, cheaper: Cell
+    ) -> list[Cell]:
+        return [name, *figures(metrics), figure(ratio), count(cost.fit_evals), cheaper, human_time(cost.fit_seconds)]
 
-def row_name(row: SweepRow) -> str:
-    return f"{row.axis} = {row.label}" + (" (recipe)" if row.own else "")
-
-
-def rows(sweep: SweepFile) -> Iterator[list[str]]:
-    """Cells under HEADER: the ceiling, every setting, random rankings."""
-    logo = sweep.oracle.methods.get(CEILING, Cost())
-    yield _cells(ceiling_name(sweep.oracle.ceiling), sweep.oracle.ceiling or {}, None, logo, None)
-    for row in sweep.rows:
-        if row.failed:
-            yield [row_name(row), f"failed: {row.failed}", *(MISSING for _ in HEADER[2:])]
-        else:
-            ratio = (row.ratio_to_ceiling or {}).get("top1")
-            yield _cells(row_name(row), row.metrics, ratio, row, row.evals_ratio_vs_logo)
-    expected = sweep.oracle.random or {}
-    cells = [f"{expected[m]:.2f}" if m in expected else MISSING for m in SIX]
-    yield ["random ranking", *cells, *(MISSING for _ in HEADER[1 + len(SIX) :])]
+    oracle = sweep.oracle
+    rows = [
+        Row(tuple(row(ceiling_name(oracle.ceiling), oracle.ceiling, None, oracle.methods.get(CEILING, Cost()), None)))
+    ]
+    for r in sweep.rows:
+        name = f"{r.axis} = {r.label}" + (" (recipe)" if r.own else "")
+        ratio, cheaper = (r.ratio_to_ceiling or {}).get("top1"), r.evals_ratio_vs_logo
+        cells = row(name, r.metrics, ratio, r, None if cheaper is None else f"{cheaper:.3g}x")
+        if r.failed:
+            cells = [name, f"failed: {r.failed}", *(None for _ in HEADER[2:])]
+        rows.append(Row(tuple(cells), marked=r.own))
+    rows.append(Row(("random ranking", *random_figures(oracle), *(None for _ in HEADER[1 + len(SIX) :]))))
+    head = title(f"{sweep.name}: {sweep.method} on {sweep.queries}", oracle)
+    return Table.of(head, HEADER, rows, f"{footer(oracle)} {sweep.note}".strip())
 
 
 def markdown(sweep: SweepFile) -> str:
-    def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    # the recipe's own row is bold, so that it is found at a glance
-    own = {row_name(row) for row in sweep.rows if row.own}
-    marked = ([f"**{c}**" if i == 0 and c in own else c for i, c in enumerate(row)] for row in rows(sweep))
-    rule = ["---", *("---:" for _ in HEADER[1:])]
-    head = title(f"{sweep.name}: {sweep.method} on {sweep.queries}", sweep.oracle)
-    text = [f"**{head}**", "", *([sweep.about, ""] if sweep.about else []), line(list(HEADER)), line(rule)]
-    return "\n".join([*text, *map(line, marked), "", f"{footer(sweep.oracle)} {sweep.note}".strip()]) + "\n"
+    table = sweep_table(sweep)
+    return paragraphs(f"**{table.title}**", sweep.about, table.markdown_lines(), table.note)
 
 
 def text(sweep: SweepFile) -> str:
     """For a terminal: three of the metrics and the cost; the Markdown has everything."""
-    shown = [HEADER.index(c) for c in (HEADER[0], "Top-1", "MRR", "Spearman", "Top-1 / ceiling", *HEADER[-3:])]
-    cells = [[row[i] for i in shown] for row in [list(HEADER), *rows(sweep)]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(shown))]
-    lines = ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([title(f"{sweep.name}: {sweep.method} on {sweep.queries}", sweep.oracle), *lines])
+    shown = (HEADER[0], "Top-1", "MRR", "Spearman", "Top-1 / ceiling", *HEADER[-3:])
+    table = sweep_table(sweep).select(HEADER.index(c) for c in shown)
+    return f"{table.title}\n{table.plain()}"

@@ -1,23 +1,20 @@
-"""A comparison as a table, for the terminal and for Markdown: the ceiling, the methods, random rankings.
-
-`rows` decides what the cells say; `terminal` and `markdown` only draw them.
-"""
+"""The comparison of methods with LOGO as a table: the ceiling, the methods, random rankings; and its cells, sentences
+and names, which the other tables of figures share."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX, random_baseline
 from guda.evaluation.results import Cost, DatasetEntry, Figure
+from guda.table import Cell, Number, Table, count, human_time, number, rich_group
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
-
-
-MISSING = "–"
 
 NOT_SEPARATED = "not separated"
 
@@ -29,72 +26,54 @@ NO_CEILING = "LOGO (no ceiling: one seed)"
 
 COST_COLUMNS = ("fit evals/group", "fit time", "score evals/query", "score time")
 
-HEADER = ("method", *(LABELS[metric] for metric in SIX), *COST_COLUMNS)
 
-
-def human_count(value: float | None) -> str:
-    """950, 12.8 k, 1.54 M: three significant digits."""
+def figure(value: Figure | None, form: str = ".2f") -> Cell:
+    """A mean with its 95 % interval; `form` is the format of each number."""
     if value is None:
-        return MISSING
-    for unit in ("", " k", " M", " G"):
-        if float(f"{value:.3g}") < 1000 or unit == " G":
-            break
-        value /= 1000
-    return f"{float(f'{value:.3g}'):g}{unit}"
+        return None
+    text = f"{value.mean:{form}} [{value.lo:{form}}, {value.hi:{form}}]"
+    return Number(value.mean, text, value.lo, value.hi)
 
 
-def human_time(seconds: float | None) -> str:
-    """0.42 s, 12.3 s, 5:07 min, 1:07 h."""
-    if seconds is None:
-        return MISSING
-    if seconds < 0.1:
-        return "< 0.1 s"
-    if float(f"{seconds:.3g}") < 60:
-        return f"{float(f'{seconds:.3g}'):g} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60}:{minutes % 60:02d} h"
+def figures(values: Mapping[str, Figure] | None, metrics: Iterable[str] = SIX) -> tuple[Cell, ...]:
+    return tuple(figure((values or {}).get(m)) for m in metrics)
 
 
-def figure_text(figure: Figure | None) -> str:
-    return MISSING if figure is None else f"{figure.mean:.2f} [{figure.lo:.2f}, {figure.hi:.2f}]"
+def random_figures(entry: DatasetEntry, metrics: Iterable[str] = SIX) -> tuple[Cell, ...]:
+    """What random rankings are expected to have."""
+    expected = entry.random or (random_baseline(entry.n_groups) if entry.n_groups else {})
+    return tuple(number(expected.get(m)) for m in metrics)
 
 
 def ceiling_name(figures: Mapping[str, Figure] | None) -> str:
-    """Of LOGO's row: one retraining has no other to be held against, so it has a cost and no ceiling."""
+    """Of LOGO's row: one retraining has no other to be compared with, so it has a cost and no ceiling."""
     return CEILING_NAME if figures else NO_CEILING
 
 
-def _row(name: str, metrics: Mapping[str, Figure], cost: Cost) -> tuple[str, ...]:
-    return (
-        name,
-        *(figure_text(metrics.get(metric)) for metric in SIX),
-        human_count(cost.fit_evals),
-        human_time(cost.fit_seconds),
-        human_count(cost.score_evals),
-        human_time(cost.score_seconds),
-    )
+def seed_count(n: int) -> str:
+    return f"{n} LOGO seed{'' if n == 1 else 's'}"
 
 
-def rows(entry: DatasetEntry) -> list[tuple[str, ...]]:
-    """Cells under HEADER. LOGO's own row is the ceiling, so it is not listed a second time."""
-    result = [_row(ceiling_name(entry.ceiling), entry.ceiling or {}, entry.methods.get(CEILING, Cost()))]
-    result += [_row(name, m.metrics, m) for name, m in entry.methods.items() if name != CEILING]
-    expected = entry.random or (random_baseline(entry.n_groups) if entry.n_groups else {})
-    cells = (f"{expected[metric]:.2f}" if metric in expected else MISSING for metric in SIX)
-    result.append(("random ranking", *cells, *(MISSING for _ in COST_COLUMNS)))
-    return result
+def comparison(name: str, entry: DatasetEntry) -> Table:
+    """Figures and costs of one evaluation. LOGO's own row is the ceiling, so it is not listed a second time."""
+
+    def row(label: str, metrics: Mapping[str, Figure] | None, cost: Cost) -> tuple[Cell, ...]:
+        fit, score = human_time(cost.fit_seconds), human_time(cost.score_seconds)
+        return (label, *figures(metrics), count(cost.fit_evals), fit, count(cost.score_evals), score)
+
+    rows = [row(ceiling_name(entry.ceiling), entry.ceiling, entry.methods.get(CEILING, Cost()))]
+    rows += [row(label, m.metrics, m) for label, m in entry.methods.items() if label != CEILING]
+    rows.append(("random ranking", *random_figures(entry), *(None for _ in COST_COLUMNS)))
+    header = ("method", *(LABELS[metric] for metric in SIX), *COST_COLUMNS)
+    return Table.of(title(name, entry), header, rows, footer(entry))
 
 
 def title(name: str, entry: DatasetEntry) -> str:
     estimand = entry.estimand or "estimand not recorded"
     groups = f", {entry.n_groups} groups" if entry.n_groups else ""
-    seeds = len(entry.seeds)
     return (
         f"{name}: agreement with LOGO, {estimand} ({entry.unit}; {entry.sign}){groups}, "
-        f"{entry.n_queries:,} queries, {seeds} LOGO seed{'' if seeds == 1 else 's'}, 95 % intervals"
+        f"{entry.n_queries:,} queries, {seed_count(len(entry.seeds))}, 95 % intervals"
     )
 
 
@@ -138,15 +117,18 @@ def footer(entry: DatasetEntry) -> str:
         )
     if entry.floor:
         f, shown = entry.floor, ("top1", "ndcg3", "spearman")
-        figures = ", ".join(f"{LABELS[m]} {figure_text(f.metrics[m])}" for m in shown if m in f.metrics)
+        told = labelled({m: f.metrics[m] for m in shown if m in f.metrics})
         halves = f"{f.half} round{'' if f.half == 1 else 's'} of noise against {f.rounds - f.half} other"
         parts.append(
-            f"Query-noise floor (LOGO against itself, same models, {halves}): {figures}; "
+            f"Query-noise floor (LOGO against itself, same models, {halves}): {told}; "
             f"reliability {f.mean_of_rounds:.2f} for all {f.rounds} rounds."
         )
-    if told := told_apart(entry):
-        parts.append(told)
-    return " ".join(parts)
+    return " ".join(p for p in (*parts, told_apart(entry)) if p)
+
+
+def labelled(values: Mapping[str, Figure]) -> str:
+    """Figures in a sentence."""
+    return ", ".join(f"{LABELS[m]} {f.mean:.2f} [{f.lo:.2f}, {f.hi:.2f}]" for m, f in values.items())
 
 
 WIDE, MIDDLE = 210, 125  # columns that one-line cells need; that two-line cells need
@@ -155,57 +137,21 @@ WIDE, MIDDLE = 210, 125  # columns that one-line cells need; that two-line cells
 def terminal(name: str, entry: DatasetEntry, width: int = WIDE) -> Group:
     """For a terminal of `width` columns. Where that is narrow, intervals go below their means and costs into a table of
     their own; where it is very narrow, intervals lose their leading zeros."""
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
+    table = comparison(name, entry)
+    if width >= WIDE:
+        return table.rich()
 
-    cells = rows(entry)
-    if width < WIDE:
-        cells = [tuple(cell.replace(" [", "\n[") for cell in row) for row in cells]
-    if width < MIDDLE:
-        cells = [(row[0].replace(", one retraining", ""), *(_compact(c) for c in row[1:])) for row in cells]
-    n = 1 + len(SIX)
-    parts = [rich_table(HEADER, cells)] if width >= WIDE else [
-        rich_table(HEADER[:n], [row[:n] for row in cells]),
-        rich_table((HEADER[0], *HEADER[n:]), [(row[0], *row[n:]) for row in cells[:-1]]),
-    ]  # fmt: skip
-    return Group(Text(title(name, entry), style="bold"), *parts, Padding(Text(footer(entry)), (0, 0, 1, 0)))
+    def narrow(column: int, text: str) -> str:
+        if width < MIDDLE:
+            text = _compact(text) if column else text.replace(", one retraining", "")
+        return text.replace(" [", "\n[")
+
+    table, n = table.rewrite(narrow), 1 + len(SIX)
+    costs = table.select([0, *range(n, len(table.columns))])
+    costs = replace(costs, rows=costs.rows[:-1])  # random rankings cost nothing
+    return rich_group(table.title, [table.select(range(n)).grid(), costs.grid()], table.note)
 
 
 def _compact(cell: str) -> str:
-    return (
-        cell.replace("[0.", "[.").replace(", 0.", ",.").replace(", -0.", ",-.").replace("[-0.", "[-.")
-        if "[" in cell
-        else cell
-    )
-
-
-def rich_table(header: tuple[str, ...], cells: list[tuple[str, ...]]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    # Text, not str: rich would read "[0.72, 0.80]" or a bracket in a name as markup.
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for i, column in enumerate(header):
-        table.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold")
-    for row in cells:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def markdown_table(header: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
-    """Lines of a Markdown table: names on the left, figures on the right."""
-
-    def line(row: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-
-    rule = ("---", *("---:" for _ in header[1:]))
-    return "\n".join([line(header), line(rule), *map(line, cells)])
-
-
-def markdown(name: str, entry: DatasetEntry) -> str:
-    text = [f"**{title(name, entry)}**", "", markdown_table(HEADER, rows(entry))]
-    if footer(entry):
-        text += ["", footer(entry)]
-    return "\n".join(text) + "\n"
+    """[0.72, -0.80] -> [.72,-.80]"""
+    return re.sub(r"(\[|, )(-?)0\.", lambda m: f"{m[1].strip()}{m[2]}.", cell)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field, NonNegativeFloat
 
@@ -25,9 +24,6 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.published import PublishedTable
 from guda.evaluation.results import Cost, DatasetEntry
-
-if TYPE_CHECKING:
-    pass
 
 
 class Timing(Config):

@@ -11,16 +11,15 @@ decorate a class with `@method("my-id")`, or name its module under the entry-poi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from guda.config import Config, parse_config
 from guda.data.queries import Queries
-from guda.errors import GudaError, suggestion
 from guda.files import digest
+from guda.registry import Registry
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
@@ -32,8 +31,19 @@ class Method(ABC):
     Config: ClassVar[type[Config]]
     unit: ClassVar[str] = "nats"
     summary: ClassVar[str] = ""  # one line: what it does
+
+    # what it can do; everything that asks goes by these, never by the class
     ranks_groups: ClassVar[bool] = True  # False: a reference row, which no ranking is compared with
     trains: ClassVar[bool] = False  # fitting it trains whole models, so the recipe needs a `training` section
+    counterfactuals: ClassVar[bool] = False  # it is an ElboMethod: one model without each group (methods/elbo.py)
+    oracle: ClassVar[bool] = False  # retrained for several seeds: other methods are judged by it, it is not raced
+    unlearns: ClassVar[bool] = False  # by an operator, one group at a time
+    has_log_p: ClassVar[bool] = False  # each of its models has a density, so scores can be had by likelihood as well
+
+    @property
+    def regroupable(self) -> bool:
+        """Whether it takes out any set of images, not only the data's own groups (methods/regroup.py)."""
+        return False
 
     def __init__(self, run: Run, method_id: str, config: Any) -> None:
         self.run, self.method_id, self.config = run, method_id, config
@@ -64,7 +74,7 @@ class Method(ABC):
     def artifact(self, **identity: Any) -> str:
         """Folder of what `fit` makes, named after the settings that made it."""
         value = identity or self.config.model_dump(mode="json")
-        return f"artifacts/{self.method_id}-{digest(value, 8)}"
+        return f"artifacts/{self.id}-{digest(value, 8)}"
 
     def parts(self) -> tuple[str, ...]:
         """Methods whose work this one's scores are made of, for adding up time; itself, unless it combines others."""
@@ -88,55 +98,30 @@ class Method(ABC):
         return all(task.done(self.run) for task in self.fit())
 
 
-METHODS: dict[str, type[Method]] = {}
+METHODS = Registry[type[Method]](
+    "method",
+    "guda.methods",
+    [
+        f"guda.methods.{name}"
+        for name in (
+            "gradient", "hybrid", "kfac", "logo", "nda", "posterior", "pretrained", "similarity", "synthesized",
+            "unlearned",
+        )
+    ],
+)  # fmt: skip
+method = METHODS.register  # decorator: a method under its id
 
 
-def method(name: str) -> Callable[[type[Method]], type[Method]]:
-    """Register a method under its id."""
-
-    def register(cls: type[Method]) -> type[Method]:
-        cls.id = name
-        METHODS[name] = cls
-        return cls
-
-    return register
-
-
-@cache
-def _load_all() -> None:
-    from importlib.metadata import entry_points
-
-    import guda.methods.gradient
-    import guda.methods.hybrid
-    import guda.methods.kfac
-    import guda.methods.logo
-    import guda.methods.nda
-    import guda.methods.posterior
-    import guda.methods.pretrained
-    import guda.methods.similarity
-    import guda.methods.synthesized
-    import guda.methods.unlearned  # noqa: F401
-
-    for entry in entry_points(group="guda.methods"):
-        entry.load()
-
-
-def known_methods() -> dict[str, type[Method]]:
-    _load_all()
+def known_methods() -> Mapping[str, type[Method]]:
     return METHODS
 
 
 def make_method(run: Run, name: str, settings: Mapping[str, Any], where: str = "") -> Method:
     """The method `name` with these settings; `where` begins the message when they are refused."""
-    known = known_methods()
-    if name not in known:
-        raise GudaError(
-            "method-unknown", f"unknown method {name!r}; known: {', '.join(sorted(known))}{suggestion(name, known)}"
-        )
-    cls = known[name]
+    cls = METHODS.find(name)
     return cls(run, name, parse_config(cls.Config, dict(settings), where or name))
 
 
 def get_method(run: Run, name: str) -> Method:
     """The method `name` with the run's settings for it."""
-    return make_method(run, name, run.recipe.methods.get(name, {}), f"methods.{name}")
+    return make_method(run, name, run.recipe.settings(name), f"methods.{name}")

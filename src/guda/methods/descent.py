@@ -23,6 +23,7 @@ from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.methods.elbo import ElboMethod
 from guda.methods.race import run_race
+from guda.methods.regroup import Subset
 from guda.run.models import load_data
 from guda.run.plan import run_plan
 from guda.run.task import Task
@@ -46,9 +47,7 @@ def tree_levels(method: ElboMethod) -> list[tuple[int, ...]]:
 def at_level(method: ElboMethod, level: tuple[int, ...]) -> ElboMethod:
     """The same method, asked about the groups of one level."""
     names = load_data(method.run).groups.names
-    found = type(method)(method.run, method.method_id, method.config)
-    found.only = tuple(names[k] for k in level)
-    return found
+    return method.on(Subset(names=tuple(names[k] for k in level)))
 
 
 def check_descent(method: ElboMethod, rule: StopRule, keep: int) -> None:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from copy import copy
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
+from guda.data.groups import Groups
 from guda.data.queries import Queries
 from guda.methods.base import Method
 from guda.methods.terms import ModelRef, run_scorer, score_tasks
@@ -23,6 +26,12 @@ from guda.scoring import scorer
 from guda.scoring.bands import Bands
 from guda.scoring.drift import Drift
 from guda.scoring.scores import Scores
+from guda.unlearning.bank import file_name
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from guda.methods.regroup import Grouping
 
 Set = tuple[ModelRef, dict[str, ModelRef]]  # a full model, and its counterfactual per group
 
@@ -30,24 +39,61 @@ Reader = scorer.Reader[ModelRef]
 
 
 class ElboMethod(Method):
-    only: tuple[str, ...] | None = None  # the groups to fit and to compare; None: all (tuning makes do with a few)
+    counterfactuals = True
+    has_log_p = True
+    bankable: ClassVar[bool] = False  # one file per group (`file`), which `guda bank` can add and export
+    grouping: Grouping | None = None  # None: the groups that the recipe asks about
 
     @abstractmethod
     def sets(self) -> list[Set]:
         """One set per retraining; unlearned methods have one."""
 
+    def seed_sets(self) -> dict[int, Set]:
+        """Of retrainings, each set by its seed; else nothing."""
+        return {}
+
+    def on(self, grouping: Grouping) -> Self:
+        """The same method with the same settings, asked about other groups."""
+        grouping.check(self)
+        found = copy(self)
+        found.grouping, found.method_id = grouping, self.id + grouping.suffix
+        return found
+
     @property
     def groups(self) -> tuple[str, ...]:
-        return self.only or asked_groups(self.run)
+        return asked_groups(self.run) if self.grouping is None else self.grouping.groups
+
+    def nodes(self) -> tuple[str, ...]:
+        """The groups that are fitted, which may be more than are asked about."""
+        return self.groups
+
+    def passes(self, group: str) -> float:
+        """How many times the work of a leaf it takes to fit `group`."""
+        return 1.0
 
     def number(self, group: str) -> int:
-        """Its number among all groups, which names its files, whatever `only` says."""
+        """Its number among the data's groups."""
         return load_data(self.run).groups.index(group)
+
+    @property
+    def folder(self) -> str:
+        return self.artifact()
+
+    def file(self, group: str, seed: int | None = None) -> str:
+        """Where the model without `group` is kept (`bankable` methods only)."""
+        known = load_data(self.run).groups
+        name = file_name(known.index(group), group) if self.grouping is None else self.grouping.file(known, group)
+        return f"{self.folder}/{name}" if seed is None else f"{self.folder}/s{seed}/{name}"
+
+    def regrouped(self, group: str) -> Groups:
+        """The training images with `group` as one of their groups."""
+        known = load_data(self.run).groups
+        return known if self.grouping is None else self.grouping.regroup(known, group)
 
     def outside(self, index: np.ndarray) -> np.ndarray:
         """bool [images, groups]: which training images are no part of the group."""
-        inside = load_data(self.run).groups.membership[index]
-        return np.asarray(~inside[:, [self.number(g) for g in self.groups]])
+        columns = [(groups := self.regrouped(g)).membership[index, groups.index(g)] for g in self.groups]
+        return np.asarray(~np.stack(columns, axis=1))
 
     def models(self) -> list[ModelRef]:
         """Every model a scoring needs, each once."""
@@ -64,6 +110,13 @@ class ElboMethod(Method):
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         return self.combine(queries, self.sets(), self.method_id, self.reader(queries, bands), bands)
+
+    def all_scores(self, queries: Queries, bands: Bands | None = None) -> dict[str, Scores]:
+        """Its scores, and those of every seed by itself (`<id>-s<seed>`), from one reading of the terms."""
+        read = self.reader(queries, bands)
+        named = {f"{self.method_id}-s{seed}": [one] for seed, one in self.seed_sets().items()}
+        every = {self.method_id: self.sets()} | named
+        return {name: self.combine(queries, sets, name, read, bands) for name, sets in every.items()}
 
     def shares(self, t: np.ndarray, n_sets: int) -> Sequence[np.ndarray | float]:
         """How much each set counts at t; they sum to one."""
@@ -94,6 +147,16 @@ class ElboMethod(Method):
         drifts = [self.drift(b) for b in bands]
         return [f if drift is None else f - drift.mean for f, drift in zip(found, drifts, strict=True)]
 
+    def seed_values(self, queries: Queries, bands: Sequence[Bands]) -> list[np.ndarray]:
+        """The bare scores of every seed by itself, [seeds, Q, G] for each of `bands`."""
+        read = self.reader(queries)
+        found = [self._values([one], read, bands) for one in self.seed_sets().values()]
+        return [np.stack(of_band) for of_band in zip(*found, strict=True)]
+
+    def round_values(self, queries: Queries, bands: Bands | None = None) -> np.ndarray:
+        """Scores, mean over sets, by every round of draws alone: [rounds, Q, G]."""
+        return np.asarray(self.contributions(self.sets(), self.reader(queries, bands)).sum(axis=-1))
+
     def networks(self) -> tuple[int, int]:
         """(shared, each): one draw of n groups costs shared + each n network evaluations."""
         return scorer.networks(self.sets())
@@ -102,3 +165,8 @@ class ElboMethod(Method):
         shared, each = self.networks()
         draws = run_plan(self.run).evals_per_round * self.run.recipe.scoring.rounds
         return float((shared + each * len(self.groups)) * draws)
+
+
+def has_counterfactuals(method: Method) -> TypeIs[ElboMethod]:
+    """Asks for the capability, and tells the type checker."""
+    return method.counterfactuals

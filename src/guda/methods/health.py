@@ -22,7 +22,7 @@ from guda.config import Config
 from guda.errors import GudaError
 from guda.files import digest, read_json, write_json
 from guda.methods.base import Method
-from guda.methods.elbo import ElboMethod
+from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.reference import Reference
 from guda.run.models import asked_groups, run_schedule
 from guda.run.plan import run_plan
@@ -72,14 +72,14 @@ class Health(Config):
 
 def health_path(method: Method) -> str:
     """Named after the artifact; where several sets are combined (seeds, halves), after all of their models."""
-    if isinstance(method, ElboMethod) and len(method.sets()) > 1:
+    if has_counterfactuals(method) and len(method.sets()) > 1:
         made_of = [method.config.model_dump(mode="json"), [m.key for m in method.models()]]
         return f"health/{method.method_id}-{digest(made_of, 8)}.json"
     return f"health/{Path(getattr(method, 'folder', None) or method.artifact()).name}.json"
 
 
 def check_health(method: Method) -> ElboMethod:
-    if not isinstance(method, ElboMethod) or not method.ranks_groups:
+    if not has_counterfactuals(method) or not method.ranks_groups:
         raise GudaError(
             "method-without-models",
             f"{method.method_id} makes no counterfactual models to check; leave it out with --method",

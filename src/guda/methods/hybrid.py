@@ -10,7 +10,7 @@ from their own terms: scoring a hybrid after its halves costs nothing (SPEC sect
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field
@@ -19,7 +19,8 @@ from guda.config import Config
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.methods.base import get_method, method
-from guda.methods.elbo import ElboMethod, Set
+from guda.methods.elbo import ElboMethod, Set, has_counterfactuals
+from guda.methods.regroup import Grouping
 from guda.run.models import run_schedule
 from guda.run.run import Run
 from guda.run.task import Task
@@ -36,41 +37,41 @@ class HybridConfig(Config):
 class Hybrid(ElboMethod):
     Config = HybridConfig
     summary = "fine-tuned counterfactuals (shift) at low noise together with the training-free rule (posterior)"
+    has_log_p = False  # its models count differently at every timestep
 
     def __init__(self, run: Run, method_id: str, config: Any) -> None:
         super().__init__(run, method_id, config)
         self.halves: list[ElboMethod] = []
         for name in (config.tuned, config.rule):
             found = get_method(run, name) if name != method_id else None
-            if not isinstance(found, ElboMethod) or len(found.sets()) != 1:
+            if found is None or not has_counterfactuals(found) or len(found.sets()) != 1:
                 raise GudaError(
                     "hybrid-method-unsupported",
                     f"methods.{method_id}: {name!r} is not a method with one counterfactual per group",
                 )
             self.halves.append(found)
 
-    def restricted(self) -> list[ElboMethod]:
-        """The halves, for the same groups as this method."""
-        for half in self.halves:
-            half.only = self.only
-        return self.halves
+    def on(self, grouping: Grouping) -> Self:
+        found = super().on(grouping)
+        found.halves = [half.on(grouping) for half in self.halves]
+        return found
 
     def sets(self) -> list[Set]:
-        return [half.sets()[0] for half in self.restricted()]
+        return [half.sets()[0] for half in self.halves]
 
     def shares(self, t: np.ndarray, n_sets: int) -> list[np.ndarray | float]:
         tuned = np.where(t < round(self.config.edge * run_schedule(self.run).T), self.config.share, 0.0)
         return [tuned, 1 - tuned]
 
     def fit(self) -> list[Task]:
-        return [task for half in self.restricted() for task in half.fit()]
+        return [task for half in self.halves for task in half.fit()]
 
     def fitted(self) -> bool:
-        return all(half.fitted() for half in self.restricted())
+        return all(half.fitted() for half in self.halves)
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         """Its halves' work, booked as theirs, whoever is scored first."""
-        return [task for half in self.restricted() for task in half.score(queries, planned)]
+        return [task for half in self.halves for task in half.score(queries, planned)]
 
     def parts(self) -> tuple[str, ...]:
         return tuple(half.method_id for half in self.halves)

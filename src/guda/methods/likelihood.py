@@ -22,8 +22,7 @@ from guda.diffusion.likelihood import evals, log_likelihoods
 from guda.errors import GudaError, Mismatch
 from guda.files import digest, read_table, write_table
 from guda.methods.base import Method
-from guda.methods.elbo import ElboMethod, Set
-from guda.methods.logo import Logo
+from guda.methods.elbo import ElboMethod, Set, has_counterfactuals
 from guda.methods.terms import Bench, ModelRef, load_queries, shard_names
 from guda.run.models import load_model, run_schedule
 from guda.run.run import Run
@@ -34,19 +33,14 @@ from guda.scoring.scores import Scores
 FORWARD_AND_PRODUCT = 3  # evaluation units of a network call with one product (SPEC 8)
 
 
-def has_log_p(found: Method) -> bool:
-    """Whether its counterfactuals are models, each with a density of its own."""
-    return isinstance(found, ElboMethod) and found.ranks_groups and type(found).shares is ElboMethod.shares
-
-
 def check_likelihood(found: Method) -> ElboMethod:
-    if not isinstance(found, ElboMethod):
+    if not has_counterfactuals(found):
         raise GudaError(
             "method-without-models",
             f"{found.method_id} makes no counterfactual models, so it has no log p; "
             "its own scores are evaluated anyway",
         )
-    if not has_log_p(found):
+    if not found.has_log_p:
         why = "weighs models by timestep" if found.ranks_groups else "is a reference row"
         raise GudaError(
             "likelihood-method-unsupported",
@@ -64,7 +58,9 @@ def method_tasks(found: ElboMethod, queries: Queries, planned: set[str]) -> list
 
 def solved(found: Method, queries: Queries) -> bool:
     """Whether log p of all its models is there, by the present settings."""
-    return has_log_p(found) and not pending(found.run, method_tasks(found, queries, set()))  # type: ignore[arg-type]
+    if not has_counterfactuals(found) or not found.has_log_p:
+        return False
+    return not pending(found.run, method_tasks(found, queries, set()))
 
 
 def likelihood_evals(found: ElboMethod) -> float:
@@ -82,9 +78,9 @@ def likelihood_scores(found: ElboMethod, queries: Queries) -> dict[str, Scores]:
         return cache[model]
 
     scores = {found.method_id: _combine(found, queries, found.sets(), found.method_id, read)}
-    if isinstance(found, Logo):
-        for seed in found.config.seeds:
-            scores[f"logo-s{seed}"] = _combine(found, queries, [found.seed_set(seed)], f"logo-s{seed}", read)
+    for seed, one in found.seed_sets().items():
+        name = f"{found.method_id}-s{seed}"
+        scores[name] = _combine(found, queries, [one], name, read)
     return scores
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from guda.errors import GudaError
 from guda.methods.base import Method, get_method
-from guda.methods.elbo import ElboMethod
+from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_counterfactual
 from guda.run.models import load_model
 from guda.run.plan import FILE, needs_pilot, write_pilot
@@ -18,7 +18,7 @@ from guda.scoring.pilot import IMAGES, MODELS, POINTS
 
 def pilot_tasks(run: Run, methods: Sequence[Method]) -> list[Task]:
     """Nothing where the plan needs no pilot, or the run has one."""
-    asked = [m for m in methods if isinstance(m, ElboMethod)]
+    asked = [m for m in methods if has_counterfactuals(m)]
     if not asked or not needs_pilot(run):
         return []
     elbo = [m for m in asked if m.ranks_groups]
@@ -42,7 +42,7 @@ def pilot_tasks(run: Run, methods: Sequence[Method]) -> list[Task]:
 
 def make_pilot(run: Run, method: str) -> None:
     found = get_method(run, method)
-    assert isinstance(found, ElboMethod)
+    assert has_counterfactuals(found)
     full, groups = found.sets()[0]
     refs = list(groups.values())[:MODELS]
     base = load_model(run, full.base)

@@ -26,11 +26,12 @@ class PosteriorMethod(ElboMethod):
     summary = "move the model's prediction as the data's optimal denoiser moves when the group leaves (no training)"
 
     @property
-    def file(self) -> str:
-        return f"{self.artifact()}/{RULE}"
+    def rule(self) -> str:
+        """The file of all groups."""
+        return f"{self.folder}/{RULE}"
 
     def sets(self) -> list[Set]:
-        return [(ModelRef("base"), {g: ModelRef("base", self.file, self.number(g)) for g in self.groups})]
+        return [(ModelRef("base"), {g: ModelRef("base", self.rule, self.number(g)) for g in self.groups})]
 
     def check(self) -> None:
         refuse_conditional(architecture(self.run))
@@ -39,7 +40,7 @@ class PosteriorMethod(ElboMethod):
         return [
             Task(
                 name=f"fit {self.method_id}", stage=f"fit/{self.method_id}", fn="guda.methods.posterior:fit_file",
-                args={"config": self.config.model_dump(mode="json"), "file": self.file}, makes=(self.file,),
+                args={"config": self.config.model_dump(mode="json"), "file": self.rule}, makes=(self.rule,),
                 needs=model_files(self.run, "base"),
             )
         ]  # fmt: skip

@@ -8,8 +8,6 @@ group's score may exceed it, since groups stand in for one another.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from guda.config import Config
 from guda.errors import GudaError
 from guda.methods.base import method
@@ -28,7 +26,8 @@ class PretrainedConfig(Config):
 class Pretrained(ElboMethod):
     Config = PretrainedConfig
     summary = "what fine-tuning as a whole taught (a reference row, no group)"
-    ranks_groups: ClassVar[bool] = False
+    ranks_groups = False
+    has_log_p = False
 
     @property
     def groups(self) -> tuple[str, ...]:

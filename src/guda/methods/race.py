@@ -11,8 +11,7 @@ from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.files import digest
 from guda.methods.base import Method
-from guda.methods.elbo import ElboMethod, Set
-from guda.methods.logo import Logo
+from guda.methods.elbo import ElboMethod, Set, has_counterfactuals
 from guda.methods.terms import ModelRef, load_queries, portions, run_scorer
 from guda.run import progress
 from guda.run.run import Run
@@ -52,9 +51,9 @@ def iter_rounds(
     )
 
 
-def check_race(method: Method) -> None:
-    """Whether a method can be raced at all."""
-    if not isinstance(method, ElboMethod):
+def check_race(method: Method) -> ElboMethod:
+    """The method, refused where it cannot be raced at all."""
+    if not has_counterfactuals(method):
         raise GudaError(
             "race-method-unsupported",
             f"{method.method_id} needs no evaluations and cannot be raced; leave it out with --method",
@@ -64,11 +63,12 @@ def check_race(method: Method) -> None:
             "race-method-unsupported",
             f"{method.method_id} ranks no groups, so there is no race; leave it out with --method",
         )
-    if isinstance(method, Logo):
+    if method.oracle:
         raise GudaError(
             "race-method-oracle",
             f"{method.method_id} is an oracle, scored in full: leave it out with --method, or leave --stop",
         )
+    return method
 
 
 def _race_key(method: ElboMethod, rule: StopRule, sets: list[Set], screened: Screened | None) -> str:

@@ -1,31 +1,25 @@
 """The reference set: some training images of every group, scored like any query, to see what a counterfactual does
 to pictures whose group is known.
 
-Drawn by the key (seed, "reference", group number), so that more images keep those drawn. An id says which image it is,
-<group number>-<position in the training set>. It is a query set of the run like any other, under a name that
+Which ones: scoring/drift.py. It is a query set of the run like any other, under a name that
 `Run.query_sets` skips: same terms, same shards, same resume.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from guda.data.images import ImageData
 from guda.data.queries import Queries
-from guda.diffusion.noise import generator
 from guda.errors import GudaError
-from guda.files import digest
 from guda.methods.elbo import ElboMethod
 from guda.methods.terms import load_queries, score_tasks
 from guda.run.models import architecture, asked_groups, load_data, training_prompts
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
-
-SEED = 0
+from guda.scoring.drift import SEED, draw_reference, reference_groups, reference_index, reference_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,29 +27,6 @@ class Reference:
     queries: Queries
     index: np.ndarray  # int64 [Q]: position among the training images
     group: np.ndarray  # int64 [Q]: group number
-
-
-def reference_name(n: int, seed: int = SEED, groups: Sequence[int] | None = None) -> str:
-    return f"reference-n{n}-s{seed}" + ("" if groups is None else f"-g{digest(list(groups), 6)}")
-
-
-def draw_reference(
-    data: ImageData,
-    n: int,
-    seed: int = SEED,
-    prompts: Sequence[str] | None = None,
-    groups: Sequence[int] | None = None,
-) -> Queries:
-    """At most `n` images of each group, or of each of `groups`; a smaller group gives all it has.
-
-    `prompts`: of every training image."""
-    ids, positions = [], []
-    for k in data.groups.leaves if groups is None else groups:
-        for i in generator(seed, "reference", k).permutation(data.groups.members(k))[:n]:
-            ids.append(f"{k:04d}-{i:07d}")
-            positions.append(int(i))
-    told = None if prompts is None else tuple(prompts[i] for i in positions)
-    return Queries(tuple(ids), data.images[positions], told, reference_name(n, seed, groups))
 
 
 def reference(run: Run, seed: int = SEED) -> Reference:
@@ -74,8 +45,7 @@ def reference(run: Run, seed: int = SEED) -> Reference:
         images = draw_reference(data, run.recipe.scoring.reference, seed, prompts, groups)
         images.save(run.path("queries", name))
     queries = load_queries(run, name)
-    numbers = np.array([[int(part) for part in i.split("-")] for i in queries.ids], np.int64)
-    return Reference(queries, numbers[:, 1], numbers[:, 0])
+    return Reference(queries, reference_index(queries), reference_groups(queries))
 
 
 def reference_tasks(method: ElboMethod, images: Reference, planned: set[str]) -> list[Task]:

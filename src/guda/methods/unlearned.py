@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
-import guda.unlearning.operators  # noqa: F401  registers the operators
-from guda.config import parse_config
-from guda.data.images import ImageData
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.files import write_json
-from guda.methods.base import METHODS
-from guda.methods.elbo import ElboMethod
+from guda.methods.base import METHODS, Method, make_method
+from guda.methods.elbo import ElboMethod, Set
 from guda.methods.reference import reference, reference_scores, reference_tasks
+from guda.methods.regroup import regrouped, task_grouping
 from guda.methods.terms import ModelRef
 from guda.run import progress
 from guda.run.models import (
@@ -31,33 +30,29 @@ from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.drift import Drift, measure
-from guda.unlearning.bank import file_name
 from guda.unlearning.unlearn import OPERATORS, Operator, check_groups, check_kind, flips, unlearn_group
 
 
 class Unlearned(ElboMethod):
-    @property
-    def operator(self) -> type[Operator]:
-        return OPERATORS[self.method_id]
+    operator: ClassVar[type[Operator]]
+    unlearns = True
+    bankable = True
 
     @property
-    def folder(self) -> str:
-        return self.artifact()
+    def regroupable(self) -> bool:
+        return self.operator.regroupable
 
-    def file(self, group: str) -> str:
-        return f"{self.folder}/{file_name(self.number(group), group)}"
-
-    def sets(self) -> list[tuple[ModelRef, dict[str, ModelRef]]]:
+    def sets(self) -> list[Set]:
         return [(ModelRef("base"), {g: ModelRef("base", self.file(g)) for g in self.groups})]
 
     def check(self) -> None:
-        check_kind(self.method_id, architecture(self.run).conditional)
-        check_groups(self.method_id, load_data(self.run).groups, self.groups)
+        check_kind(self.id, architecture(self.run).conditional)
+        check_groups(self.id, load_data(self.run).groups, self.groups)
 
     def nodes(self) -> tuple[str, ...]:
         """The groups, and of a tree those above them, which a descent asks first; files are few and small."""
         known = load_data(self.run).groups
-        if self.only is not None or not self.operator.regroupable:
+        if self.grouping is not None or not self.regroupable:
             return self.groups
         above = {j for g in self.groups for j in known.above(known.index(g))}
         return tuple(known.names[k] for k in sorted(above)) + self.groups
@@ -65,6 +60,8 @@ class Unlearned(ElboMethod):
     def passes(self, group: str) -> float:
         """How many times the steps of a leaf: a group above others is as much larger, and an epoch of unlearning is one
         pass over the forget set (SPEC section 4). Leaves have the same number of steps whatever their sizes."""
+        if self.grouping is not None and self.grouping.passes is not None:
+            return self.grouping.passes
         known = load_data(self.run).groups
         if group in known.leaf_names:
             return 1.0
@@ -83,9 +80,10 @@ class Unlearned(ElboMethod):
         needs += prompt_files(self.run)
         return before + [
             Task(
-                name=f"fit {self.method_id} without {group}", stage=f"fit/{self.method_id}",
+                name=f"fit {self.id} without {group}", stage=f"fit/{self.method_id}",
                 fn="guda.methods.unlearned:fit_group",
-                args={"method": self.method_id, "config": self.config.model_dump(mode="json"), "group": group},
+                args={"method": self.id, "config": self.config.model_dump(mode="json"), "group": group,
+                      "grouping": task_grouping(self)},
                 makes=(self.file(group),), needs=needs, cost=float(self.fit_evals() * self.passes(group)),
                 store=self.config.store,
             )
@@ -97,7 +95,7 @@ class Unlearned(ElboMethod):
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         tasks = super().score(queries, planned)
-        if self.run.recipe.scoring.drift == "subtract":
+        if self.run.recipe.scoring.drift == "subtract" and (self.grouping is None or self.grouping.drifts):
             tasks += reference_tasks(self, reference(self.run), planned)
         return tasks
 
@@ -111,40 +109,32 @@ class Unlearned(ElboMethod):
         return float(self.operator.fit_evals(self.config))
 
 
-for _id, _operator in OPERATORS.items():
-    METHODS[_id] = type(
-        f"Unlearned_{_id}",
-        (Unlearned,),
-        {
-            "id": _id,
-            "Config": _operator.Config,
-            "summary": _operator.summary,
-            "trains": _operator.needs_conditional,
-        },
-    )
+def unlearned_method(name: str, operator: type[Operator]) -> type[Method]:
+    """The method that scores by models which `operator` has changed."""
+    body = {
+        "id": name, "operator": operator, "Config": operator.Config, "summary": operator.summary,
+        "trains": operator.needs_conditional,
+    }  # fmt: skip
+    return type(f"Unlearned_{name}", (Unlearned,), body)
 
 
-def fit_group(run: Run, method: str, config: dict[str, Any], group: str) -> None:
+METHODS.derive(OPERATORS, unlearned_method)
+
+
+def fit_group(
+    run: Run, method: str, config: dict[str, Any], group: str, grouping: dict[str, Any] | None = None
+) -> None:
     """The settings come with the task, not from the recipe: tuning and ablations fit the same operator with several."""
-    found = METHODS[method](run, method, parse_config(OPERATORS[method].Config, config, method))
-    assert isinstance(found, Unlearned)
-    fit_without(found, load_data(run), group, found.file(group), found.passes(group))
-
-
-def fit_without(found: Unlearned, data: ImageData, group: str, file: str, passes: float = 1.0) -> None:
-    """The run's model with `group` of `data` unlearned, kept in `file`; `data` may group the run's images otherwise.
-    `passes`: so many times the steps of the method's settings."""
-    run, conditional = found.run, None
-    if found.operator.needs_conditional:
+    found, conditional = regrouped(make_method(run, method, config), grouping), None
+    if OPERATORS[method].needs_conditional:
         conditional = load_model(run, conditional_name(need_training(run).seed))
     notes: dict[str, Any] = {}
     model, prompts = load_model(run, "base"), None if run.recipe.prompts is None else load_prompts(run)
     latents, _ = training_inputs(run, model, flips(found.config))
-    config = found.config.model_copy(update={"steps": round(found.config.steps * passes)})
-    made = unlearn_group(
-        model, data, group, found.method_id, config, progress.tick, conditional, notes, prompts, latents
-    )
-    path = run.path(file)
+    settings = found.config.model_copy(update={"steps": round(found.config.steps * found.passes(group))})
+    data = replace(load_data(run), groups=found.regrouped(group))
+    made = unlearn_group(model, data, group, method, settings, progress.tick, conditional, notes, prompts, latents)
+    path = run.path(found.file(group))
     if notes:  # first: the counterfactual says that the task is done
         write_json(path.with_suffix(".json"), notes)
     made.save(path)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from guda.methods.placebo import Null
 from guda.report.numbers import decimals, interval, plain, probability, signed
 from guda.report.verdict import Kind, Verdict, verdict
+from guda.scoring.null import Null
 from guda.scoring.scores import GroupScore, Scores
 
 PER = 1000  # images

@@ -18,7 +18,6 @@ from guda.evaluation.likelihood import COLUMNS, read_likelihood
 from guda.evaluation.results import DatasetEntry
 from guda.evaluation.timing import Timing
 from guda.methods.base import get_method
-from guda.methods.elbo import ElboMethod
 from guda.methods.terms import load_queries
 from guda.report import figures, pictures
 from guda.report.content import main_method
@@ -95,7 +94,7 @@ def _main(asked: Asked) -> str:
 def with_models(run: Run, methods: list[str]) -> list[str]:
     """Those that have one counterfactual model per group, so that pictures can be drawn from it."""
     every = (get_method(run, m) for m in methods)
-    return [m.method_id for m in every if isinstance(m, ElboMethod) and len(m.parts()) == 1 and m.ranks_groups]
+    return [m.method_id for m in every if m.counterfactuals and len(m.parts()) == 1 and m.ranks_groups]
 
 
 def _first_with_models(asked: Asked) -> str:

@@ -17,13 +17,13 @@ from guda.errors import GudaError, Mismatch
 from guda.evaluation.calibration import Share, by_kind, by_probability
 from guda.evaluation.results import DatasetEntry
 from guda.files import digest_file
-from guda.methods.placebo import Null
 from guda.methods.terms import load_queries
 from guda.report import trust
 from guda.report.cards import MethodView
 from guda.report.verdict import LABELS
 from guda.run.models import asked_data, load_data, model_digest
 from guda.run.run import Run
+from guda.scoring.null import Null
 from guda.scoring.scores import Scores
 
 

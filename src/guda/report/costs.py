@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from guda.errors import GudaError
-from guda.evaluation.tables import human_count, human_time
 from guda.evaluation.timing import Timing
 from guda.report.cards import MethodView
 from guda.run.run import Run
 from guda.steps.timing import measure
+from guda.table import human_count, human_time
 
 STAGES = {"train": "training the full model", "fit": "fitting counterfactuals and baselines, and retraining",
           "sample": "drawing the pictures", "pilot": "the pilot of the scoring plan", "score": "scoring",

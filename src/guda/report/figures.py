@@ -16,12 +16,13 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS
 from guda.evaluation.results import Cost, DatasetEntry, MethodEntry
-from guda.evaluation.tables import CEILING_NAME, human_count
+from guda.evaluation.tables import CEILING_NAME
 from guda.evaluation.timing import Timing, crossing, one_retraining
 from guda.report.numbers import decimals
 from guda.report.style import DIVERGING, FAINT, INK, OKABE_ITO, dashes, drawing, look
 from guda.report.verdict import verdict
 from guda.scoring.scores import SIGN, Scores
+from guda.table import human_count
 
 APART = (0.015, 0.03)  # of the axes: points closer than this in both are drawn side by side
 
@@ -125,7 +126,7 @@ def _swarm(places: Mapping[str, float], heights: Mapping[str, float], width: flo
 
 # ---- scores -------------------------------------------------------------------------------------------------------
 def heatmap(scores: Scores, path: Path) -> Path:
-    """Queries x groups; queries under the group they owe most to, the strongest first. White is 0."""
+    """Queries x groups; queries under the group with the highest score, the strongest first. White is 0."""
     top = scores.score.argmax(axis=1)
     order = np.lexsort((-scores.score.max(axis=1), top))
     limit = float(np.quantile(np.abs(scores.score), 0.99)) or 1.0
@@ -255,8 +256,6 @@ def timing(name: str, timings: Sequence[Timing], path: Path, reference: str = CE
 
 def cluster_schedules(schedules: Sequence[Schedule], path: Path) -> None:
     """Left: time against workers, with what it cannot be less than. Right: who is busy when, for a few of them."""
-    from guda.report.style import INK, OKABE_ITO, drawing
-
     shown = [schedules[i] for i in sorted({0, len(schedules) // 2, len(schedules) - 1})]
     colours = dict(zip(("train", "fit", "score"), OKABE_ITO, strict=False))
     with drawing(path, 8.4, 3.4) as figure:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from guda.errors import GudaError
-from guda.evaluation import tables
+from guda.evaluation.tables import comparison
 from guda.files import write_text
 from guda.report import costs, health, numbers, trust
 from guda.report.cards import PER, MethodView
@@ -236,7 +236,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "placebo_says": PLACEBO_SAYS,
         "odds_none": ODDS_NONE,
         "trust": trust,
-        "tables": tables,
+        "comparison": None if content.entry is None else comparison(content.name, content.entry),
         "costs": costs,
         "cost_lines": costs.cost_lines(run, content.name, views, content.variant),
         "stage_lines": costs.stage_lines(run),

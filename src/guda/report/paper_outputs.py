@@ -5,10 +5,8 @@ A question that was not asked of the run has no table: no likelihoods, no noisy 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from guda.evaluation import paper_table
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.likelihood import read_likelihood, reliability_sentence
 from guda.evaluation.paper_tables import (
@@ -21,9 +19,8 @@ from guda.evaluation.paper_tables import (
     timing_table,
 )
 from guda.evaluation.partition import PartitionFile
-from guda.evaluation.results import DatasetEntry, read_entry
+from guda.evaluation.results import DatasetEntry, read_entry, read_file
 from guda.evaluation.sweep import read_sweep
-from guda.files import read_json
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.steps.fit import Engine
@@ -31,22 +28,23 @@ from guda.steps.likelihood import VARIANT
 from guda.steps.queries import choose_queries
 from guda.steps.score import scores_path
 from guda.steps.timing import timings
+from guda.table import Table, write_tables
 
 SIZES = {"cifar10": (None, 32), "unlearncanvas": (512,)}  # data.size of the paper's own pictures
 
 ANCHORS = ("anchors-weighted", "anchors-uniform", "anchors-removed")
 
 
-def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Path]:
+def write_paper_tables(run: Run, published: str, noisy: Run | None = None) -> list[Path]:
     """RUN/tables/<table>.{md,csv,tex}. `published`: which of the paper's data sets stands beside."""
     queries = choose_queries(run)
     entry, name = read_entry(run.path("scores", queries, "evaluation.json")), run.recipe.name
     same = whole_data(run.recipe) == published
-    beside = (f"main.{published}",)
+    beside = f"main.{published}"
     costs = timings(run, queries, list(entry.methods))
     tables = [
         main_table(name, entry, costs, beside, same),
-        timing_table(name, costs, beside=beside, same_data=same),
+        timing_table(name, costs, beside, same),
     ]
     if any(m in entry.methods for m in ANCHORS):
         tables.append(anchors_table(name, entry, same, costs))
@@ -54,10 +52,8 @@ def write_tables(run: Run, published: str, noisy: Run | None = None) -> list[Pat
         tables += sweep_tables(name, read_sweep(path), same)
     tables += _likelihood(run, name, entry, queries, same)
     if noisy is not None and noisy.has("partition.json"):
-        found = PartitionFile.model_validate(read_json(noisy.path("partition.json")))
-        changes = {row.method: row.change for row in found.rows}
-        tables.append(noisy_table(name, found.clean, found.noisy, changes, found.fraction, same))
-    return paper_table.write_tables(run.path("tables"), tables)
+        tables.append(noisy_table(name, read_file(noisy.path("partition.json"), PartitionFile), same))
+    return write_tables(run.path("tables"), tables)
 
 
 def whole_data(recipe: Recipe) -> str | None:
@@ -69,7 +65,7 @@ def whole_data(recipe: Recipe) -> str | None:
     return name if whole else None
 
 
-def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bool) -> Sequence[paper_table.PaperTable]:
+def _likelihood(run: Run, name: str, entry: DatasetEntry, queries: str, same: bool) -> list[Table]:
     path = run.path("scores", queries, VARIANT, "evaluation.json")
     if not path.is_file():
         return []

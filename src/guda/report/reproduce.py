@@ -21,9 +21,9 @@ from guda.config import Config, LikelihoodConfig, PartitionConfig, read_config
 from guda.errors import GudaError
 from guda.evaluation.results import DatasetEntry
 from guda.methods.base import get_method
-from guda.methods.pairs import pairs_of
-from guda.report.paper_outputs import write_figures, write_tables
-from guda.run.recipe import Recipe, builtin_recipe, recipes_folder
+from guda.methods.regroup import pairs_of
+from guda.report.paper_outputs import write_figures, write_paper_tables
+from guda.run.recipe import Recipe, read_recipe, recipes_folder
 from guda.run.run import Run
 from guda.steps.ablate import ablate, read_ablation
 from guda.steps.evaluate import pipeline
@@ -42,7 +42,9 @@ class Reproduction(Config):
     """A file of recipes/reproduce/."""
 
     about: str = Field(description="One sentence.")
-    scales: dict[str, str] = Field(min_length=1, description="Scale: name of its recipe; `full` is the default.")
+    scales: dict[str, str] = Field(
+        min_length=1, description="Scale: its recipe (a name, or a file beside this one). Default: `full`."
+    )
     published: Literal["cifar10", "unlearncanvas"] = Field(
         description="Which of the paper's data sets stands beside it."
     )
@@ -100,7 +102,12 @@ def read_reproduction(name: str) -> Reproduction:
             )
         path = recipes_folder() / "reproduce" / f"{name}.yaml"
     found: Reproduction = read_config(Reproduction, path, "experiment")
-    return found
+
+    def beside(recipe: str) -> str:
+        return str(path.parent / recipe) if recipe.endswith((".yaml", ".yml")) else recipe
+
+    scales = {scale: beside(recipe) for scale, recipe in found.scales.items()}
+    return found.model_copy(update={"scales": scales, "before": found.before and beside(found.before)})
 
 
 def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
@@ -108,7 +115,7 @@ def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
     if scale not in wanted.scales:
         raise GudaError("scale-unknown", f"no scale {scale!r}; there are: {', '.join(wanted.scales)}")
     name = wanted.scales[scale]
-    value = (Recipe.read(Path(name)) if name.endswith(".yaml") else builtin_recipe(name)).model_dump(mode="json")
+    value = read_recipe(name).model_dump(mode="json")
     value["methods"] |= {m: settings for m, settings in wanted.methods.items() if m not in value["methods"]}
     if scale in wanted.likelihood:
         value["likelihood"] = wanted.likelihood[scale].model_dump(mode="json")
@@ -127,8 +134,9 @@ def reproduce(
     wanted = read_reproduction(name)
     recipe = scaled_recipe(wanted, scale)
     if wanted.before is not None:
-        say(f"{wanted.before}: the pretrained start")
-        start = train(init(root.parent / wanted.before, builtin_recipe(wanted.before)), engine)
+        before = read_recipe(wanted.before)
+        say(f"{before.name}: the pretrained start")
+        start = train(init(root.parent / before.name, before), engine)
         recipe = _changed(recipe, "model", start=start)
     _check_pairs(init(root, recipe), wanted)
     say(f"{recipe.name}: train, retrain, fit, score")
@@ -150,7 +158,7 @@ def reproduce(
         say(f"{recipe.name}: ablation {sweep}")
         ablate(run, read_ablation(sweep), engine)
     say(f"{recipe.name}: tables and figures")
-    tables = write_tables(run, wanted.published, noisy)
+    tables = write_paper_tables(run, wanted.published, noisy)
     return Reproduced(run, entry, tuple(tables), tuple(write_figures(run, engine)))
 
 

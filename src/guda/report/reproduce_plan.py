@@ -15,12 +15,10 @@ from guda.config import parse_config
 from guda.diffusion.likelihood import evals
 from guda.errors import GudaError
 from guda.methods.base import Method, get_method, known_methods
-from guda.methods.elbo import ElboMethod
-from guda.methods.pairs import pairs_of
-from guda.methods.placebo import placebo_tasks, takes_placebos
-from guda.methods.unlearned import Unlearned
+from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.regroup import pairs_of, placebos_of, takes_placebos
 from guda.report.reproduce import FULL, Reproduction, scaled_recipe
-from guda.run.recipe import Recipe, builtin_recipe
+from guda.run.recipe import Recipe, read_recipe
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task
 from guda.steps.ablate import EPOCHS, Ablation, read_ablation
@@ -41,7 +39,7 @@ def plan_reproduction(wanted: Reproduction, scale: str = FULL, ablations: bool =
     n = recipe.evaluation.placebos
     for method in [get_method(sketch, m) for m in recipe.methods] if n else []:
         if takes_placebos(method):
-            rows.append(Budget(f"fit {n} placebos by {method.method_id}", _cost(placebo_tasks(method, n))))
+            rows.append(Budget(f"fit {n} placebos by {method.method_id}", _cost(placebos_of(method, n).fit())))
     if scale in wanted.likelihood:
         config, models = wanted.likelihood[scale], len(logo.models())
         n = min(config.n, value["queries"] or config.n)
@@ -53,7 +51,7 @@ def plan_reproduction(wanted: Reproduction, scale: str = FULL, ablations: bool =
         what = f"the same on a noisy partition ({trained} trainings)"
         rows.append(Budget(what, sum(r["evals"] or 0 for r in own), disk=None if None in disk else sum(disk)))
     if wanted.pairs:
-        found = [logo, *(m for name in wanted.pairs_by if isinstance(m := get_method(sketch, name), Unlearned))]
+        found = [logo, *(m for name in wanted.pairs_by if (m := get_method(sketch, name)).unlearns)]
         rows += [_pairs(method, wanted.pairs, value["queries"]) for method in found]
     sweeps = wanted.ablations.get(scale, ())
     left = f" Only with --ablations: {', '.join(sweeps)}." if sweeps and not ablations else ""
@@ -67,13 +65,14 @@ def _cost(tasks: Sequence[Task]) -> float:
 
 def _logo(sketch: Sketch) -> ElboMethod:
     logo = get_method(sketch, "logo")
-    assert isinstance(logo, ElboMethod)
+    assert has_counterfactuals(logo)
     return logo
 
 
 def _start(name: str) -> Budget:
-    tasks = base_tasks(Sketch(builtin_recipe(name), blank_data(("a", "b"), 1), None))
-    return Budget(f"train the pretrained start, {name}", _cost(tasks))
+    recipe = read_recipe(name)
+    tasks = base_tasks(Sketch(recipe, blank_data(("a", "b"), 1), None))
+    return Budget(f"train the pretrained start, {recipe.name}", _cost(tasks))
 
 
 def _fits_alone(recipe: Recipe, why: GudaError) -> tuple[Sketch, dict[str, Any]]:
@@ -86,7 +85,7 @@ def _fits_alone(recipe: Recipe, why: GudaError) -> tuple[Sketch, dict[str, Any]]
     rows = [Budget("train the full model", _cost(base_tasks(sketch)))]
     rows.append(Budget(f"fit logo ({len(fits)} trainings)", _cost(fits)))
     methods = [get_method(sketch, m) for m in recipe.methods]
-    operators = [m for m in methods if isinstance(m, Unlearned)]
+    operators = [m for m in methods if m.unlearns]
     rows += [Budget(f"fit {m.method_id}", _cost([t for t in m.fit() if not t.trains])) for m in operators]
     others = [m.method_id for m in methods if m not in operators and m.method_id != "logo"]
     uncounted = f" Not counted: scoring; {', '.join(others)}." if others else " Not counted: scoring."
@@ -102,7 +101,7 @@ def _with_scoring(method: Method, n_queries: int | None) -> float:
     fits = _cost([t for t in method.fit() if t.stage == f"fit/{method.method_id}"])
     if n_queries is None:
         return fits
-    assert isinstance(method, ElboMethod)
+    assert has_counterfactuals(method)
     return fits + n_queries * _cost(method.score(ONE, {full.key for full, _ in method.sets()}))
 
 
@@ -118,7 +117,7 @@ def _sweep(sweep: Ablation, name: str, sketch: Sketch, value: dict[str, Any]) ->
     cells = [(axis.axis, v) for axis in sweep.axes for _, v in axis.labelled()]
     what = f"ablation {name} ({len(cells)} settings of {sweep.method})"
     cls = known_methods()[sweep.method]
-    if not issubclass(cls, Unlearned):
+    if not cls.unlearns:
         return Budget(what, None)
     base = sketch.recipe.methods.get(sweep.method, {}) if sweep.base == "recipe" else sweep.base
     total = 0.0

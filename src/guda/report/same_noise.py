@@ -19,7 +19,7 @@ from guda.diffusion.noise import generator
 from guda.errors import GudaError, Mismatch
 from guda.files import digest, read_tensors, write_tensors
 from guda.methods.base import get_method
-from guda.methods.elbo import ElboMethod
+from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import ModelRef, load_counterfactual
 from guda.report.pictures import grid
 from guda.run import progress
@@ -42,7 +42,7 @@ class SameNoise(Config):
 def models(run: Run, method: str, config: SameNoise) -> list[tuple[str, ModelRef]]:
     """(name of the row, model): the full model first. LOGO shows its first seed, beside that seed's full model."""
     found = get_method(run, method)
-    if not isinstance(found, ElboMethod) or len(found.parts()) > 1:
+    if not has_counterfactuals(found) or len(found.parts()) > 1:
         why = f"combines {' and '.join(found.parts())}" if len(found.parts()) > 1 else "has no counterfactual models"
         raise GudaError(
             "method-draws-nothing", f"{method} {why}, so it draws no pictures; name an unlearning method or logo"

@@ -17,9 +17,7 @@ import numpy as np
 import torch
 
 from guda.data.images import ImageData
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.frozen_latent import LatentFrozen
-from guda.diffusion.latents import Latents, encode_all
+from guda.diffusion.denoiser import Denoiser, Latents, encode_all
 from guda.errors import Mismatch
 from guda.files import TEMPORARY, digest, read_tensors, write_tensors
 from guda.run.run import Run
@@ -28,7 +26,7 @@ from guda.run.run import Run
 def cached_latents(run: Run, denoiser: Denoiser, data: ImageData, flips: bool = False) -> Latents:
     """x_0 of the training images, and of their mirror images where `flips` are drawn."""
     frozen = denoiser.frozen
-    if not isinstance(frozen, LatentFrozen):
+    if frozen is None or not frozen.cache_latents:
         return encode_all(denoiser, data.images, flips)
     name = f"latents-{digest([frozen.digest(), data.digest])}"
     header = {"frozen": frozen.digest(), "data": data.digest}

@@ -25,10 +25,10 @@ from guda.run.sketch import Sketch
 from guda.run.task import Task
 
 if TYPE_CHECKING:
-    from guda.diffusion.latents import Latents
+    from guda.diffusion.denoiser import Latents
     from guda.diffusion.training import Trained
 from guda.data.prompts import Prompts
-from guda.diffusion.networks import build_denoiser
+from guda.diffusion.loading import build_denoiser
 
 LABEL_DROPOUT = 0.1  # share of images that the conditional model sees under the null label
 

@@ -1,3 +1,5 @@
+"""The plan of a run, and its pilot: RUN/pilot.json, which an importance plan is made from."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,10 +12,9 @@ from guda.files import read_json, write_json
 from guda.run.models import load_data, model_digest, run_schedule, training_prompts
 from guda.run.run import Run
 from guda.run.sketch import Sketch
-from guda.scoring.pilot import IMAGES, density, measure, pilot_images
+from guda.scoring.pilot import measure_density
 from guda.scoring.plan import Plan, make_plan
 
-# ---- the pilot of a run ------------------------------------------------------------------------------------------
 FILE = "pilot.json"
 
 
@@ -68,14 +69,11 @@ def write_pilot(
     run: Run, full: Denoiser, counterfactuals: Sequence[Denoiser], names: Sequence[str], block: int
 ) -> None:
     """Measure and keep."""
-    data = load_data(run)
-    index = pilot_images(data, IMAGES, run.recipe.scoring.seed)
-    chosen, prompts = data.images[index], training_prompts(run)
-    told = None if prompts is None else [prompts[i] for i in index]
-    t, contrasts, evals = measure(full, counterfactuals, chosen, run.recipe.scoring.seed, block, told)
+    found = measure_density(
+        full, counterfactuals, load_data(run), run.recipe.scoring.seed, block, training_prompts(run)
+    )
     value = {
-        "base": model_digest(run, "base"), "models": list(names), "images": len(chosen), "evals": evals,
-        "t": t.mean(axis=1).tolist(), "size": np.sqrt((contrasts**2).mean(axis=(1, 2))).tolist(),
-        "density": density(full.schedule, t, contrasts).tolist(),
+        "base": model_digest(run, "base"), "models": list(names), "images": found.images, "evals": found.evals,
+        "t": found.t.tolist(), "size": found.size.tolist(), "density": found.density.tolist(),
     }  # fmt: skip
     write_json(run.path(FILE), value)

@@ -1,7 +1,7 @@
-"""How far a long task has come, told by the task, read by whoever watches.
+"""How far a long task is: reported by the task, read by engines and `guda status`.
 
-The heartbeat is a small file in the run folder, so `guda status` and any engine can read it, on this machine or
-through a shared disk. Nothing depends on it.
+The heartbeat is a small file in the run folder, so it can be read on this machine or through a shared disk. No result
+depends on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _last = 0.0
 
 
 def watch(file: Path | None) -> None:
-    """From now on this process reports to `file` (None: to nobody)."""
+    """Report this process's progress to `file`, or with None nowhere."""
     global _file, _last
     _file, _last = file, 0.0
 

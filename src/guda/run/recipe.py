@@ -36,6 +36,9 @@ class Recipe(Config):
     model: ModelConfig = Field(ModelConfig(), description="The model to explain, given or trained here.")  # type: ignore[call-arg]
     training: TrainingConfig | None = Field(None, description="How the full and LOGO models are trained.")
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Method id -> its settings.")
+    defaults: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="Settings of methods that `methods` does not name, for when they are asked."
+    )
     queries: QueriesConfig = Field(QueriesConfig(), description="Pictures `guda sample` draws.")  # type: ignore[call-arg]
     scoring: ScoringConfig = Field(ScoringConfig(), description="How the ELBO is estimated.")  # type: ignore[call-arg]
     likelihood: LikelihoodConfig = Field(LikelihoodConfig(), description="How log p is computed.")  # type: ignore[call-arg]
@@ -63,6 +66,10 @@ class Recipe(Config):
             raise GudaError("recipe-not-yaml", f"recipe {path} is not valid YAML: {str(e).splitlines()[0]}") from None
         return cls.from_dict(value, str(path))
 
+    def settings(self, method: str) -> dict[str, Any]:
+        """What a method is told: its entry in `methods`, else in `defaults`, else nothing (the method's own)."""
+        return self.methods.get(method, self.defaults.get(method, {}))
+
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
@@ -86,3 +93,14 @@ def builtin_recipe(name: str) -> Recipe:
         known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
         raise GudaError("recipe-unknown", f"no recipe {name!r}; shipped recipes: {known}")
     return Recipe.read(folder / f"{name}.yaml")
+
+
+def read_recipe(name: str) -> Recipe:
+    """A file ending in .yaml, or the name of a recipe shipped with the package."""
+    return Recipe.read(Path(name)) if name.endswith((".yaml", ".yml")) else builtin_recipe(name)
+
+
+def preset(text_to_image: bool) -> Recipe:
+    """What a model of this kind is unlearned and scored with where nothing else is said: the recipe that `guda init`
+    writes into a run, and the settings of `guda.unlearn` and `guda.attribute`."""
+    return builtin_recipe("own-style" if text_to_image else "own-data")

@@ -1,3 +1,5 @@
+"""The execution settings of a run: RUN/probe.json, measured once on a GPU (see scoring/settings.py)."""
+
 from __future__ import annotations
 
 from dataclasses import asdict, replace
@@ -6,7 +8,7 @@ from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
 from guda.files import read_json, write_json
 from guda.run.run import Run
-from guda.scoring.settings import Settings, candidates, seconds_per_block
+from guda.scoring.settings import Settings, fastest
 
 FILE = "probe.json"
 
@@ -34,20 +36,15 @@ def keep(run: Run, settings: Settings, seconds: dict[str, float] | None = None) 
 
 def halve_block(run: Run) -> Settings:
     """After an OutOfMemory: the same settings with half the block, kept."""
-    now = run_settings(run)
-    if now.block == 1:
-        raise GudaError("image-out-of-memory", "even one image does not fit into memory; use a machine with more")
-    smaller = replace(now, block=now.block // 2)
+    smaller = run_settings(run).halved()
     keep(run, smaller)
     return smaller
 
 
 def probe(run: Run, denoiser: Denoiser) -> Settings:
     """Time the candidates on this device and keep the fastest; on the CPU there is one, and nothing is written."""
-    device = denoiser.device.type
-    if device == "cpu" or run.has(FILE):
+    if denoiser.device.type == "cpu" or run.has(FILE):
         return run_settings(run)
-    timed = {s: seconds_per_block(denoiser.clone(), s) for s in candidates(run.recipe.scoring.block, device)}
-    best = min(timed, key=lambda s: timed[s])
-    keep(run, best, {s.key: v for s, v in timed.items()})
+    best, seconds = fastest(denoiser, run.recipe.scoring.block)
+    keep(run, best, seconds)
     return best

@@ -1,4 +1,4 @@
-"""Task: one piece of work that depends on nothing but the run folder.
+"""Task: one piece of work that depends on nothing but the run folder, and what it costs.
 
 `fn` names a function `f(run, **args)`; its result is the files in `makes`, published whole. A task whose files exist
 is done and is never run again, so any engine may run any task any number of times, anywhere the folder is mounted.
@@ -19,8 +19,8 @@ from guda.run.run import Run
 
 @dataclass(frozen=True)
 class Task:
-    name: str  # unique, readable: "train full-s0", "fit retrack 3"
-    stage: str  # what its time is booked under: "train", "fit/retrack", "score/<set>/retrack", ...
+    name: str  # unique, readable: "train full-s0", "fit retrack without 3"
+    stage: str  # its time is recorded under: "train", "fit/retrack", "score/<set>/retrack", ...
     fn: str  # "package.module:function"
     args: dict[str, Any]  # plain JSON
     makes: tuple[str, ...]  # files, relative to the run
@@ -47,14 +47,14 @@ class Task:
 
 
 def execute(root: str, task: Task, alone: bool = True) -> float:
-    """Run one task here; returns its seconds. Not `alone`: another process reports and books it."""
+    """Run one task in this process; returns its seconds. With `alone` false another process reports and records it."""
     run = Run.open(root)
     module, _, function = task.fn.partition(":")
     heartbeat = run.path(task.heartbeat)
     progress.watch(heartbeat if alone else None)
     started = time.monotonic()
     try:
-        # a task that was interrupted before may know of time spent then
+        # a task that resumes may return the seconds it had spent before
         earlier = getattr(importlib.import_module(module), function)(run, **task.args) or 0.0
     finally:
         progress.watch(None)
@@ -68,7 +68,7 @@ def execute(root: str, task: Task, alone: bool = True) -> float:
 
 
 def pending(run: Run, tasks: list[Task]) -> list[Task]:
-    """What is left to do, each product once."""
+    """Tasks that are left to do, those that make the same files once."""
     seen: set[tuple[str, ...]] = set()
     left = []
     for task in tasks:

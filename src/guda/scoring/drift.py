@@ -12,14 +12,21 @@ whose diagonal is the squared standard error of each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
+from guda.data.images import ImageData
+from guda.data.queries import Queries
+from guda.diffusion.noise import generator
 from guda.errors import GudaError
+from guda.files import digest
 from guda.scoring.estimate import LEVEL
+
+SEED = 0  # of the reference images
 
 SUBTRACTED = ", drift subtracted"  # ends the name of the estimand
 
@@ -66,3 +73,38 @@ def measure(score: np.ndarray, outside: np.ndarray) -> Drift:
     mean = np.where(outside, score, 0.0).sum(axis=0) / n
     centred = np.where(outside, score - mean, 0.0) / np.sqrt(n * (n - 1.0))
     return Drift(mean, centred.T @ centred, n)
+
+
+# ---- The reference images: some training images of every group, drawn by the key (seed, "reference", group number), so
+# that more images keep those drawn. An id says which image it is, <group number>-<position in the training set>.
+def reference_name(n: int, seed: int = SEED, groups: Sequence[int] | None = None) -> str:
+    return f"reference-n{n}-s{seed}" + ("" if groups is None else f"-g{digest(list(groups), 6)}")
+
+
+def draw_reference(
+    data: ImageData,
+    n: int,
+    seed: int = SEED,
+    prompts: Sequence[str] | None = None,
+    groups: Sequence[int] | None = None,
+) -> Queries:
+    """At most `n` images of each group, or of each of `groups`; a smaller group gives all it has.
+
+    `prompts`: of every training image."""
+    ids, positions = [], []
+    for k in data.groups.leaves if groups is None else groups:
+        for i in generator(seed, "reference", k).permutation(data.groups.members(k))[:n]:
+            ids.append(f"{k:04d}-{i:07d}")
+            positions.append(int(i))
+    told = None if prompts is None else tuple(prompts[i] for i in positions)
+    return Queries(tuple(ids), data.images[positions], told, reference_name(n, seed, groups))
+
+
+def reference_groups(images: Queries) -> np.ndarray:
+    """int64 [Q]: the group number that each reference image was drawn for."""
+    return np.array([int(i.partition("-")[0]) for i in images.ids], np.int64)
+
+
+def reference_index(images: Queries) -> np.ndarray:
+    """int64 [Q]: position of each reference image among the training images."""
+    return np.array([int(i.partition("-")[2]) for i in images.ids], np.int64)

@@ -10,6 +10,7 @@ are unbiased whatever the density is; a bad pilot only costs precision. It names
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -75,3 +76,28 @@ def pilot_images(data: ImageData, n: int, seed: int) -> np.ndarray:
     per_group = [rng.permutation(data.groups.members(k)) for k in data.groups.leaves]
     mixed = [int(members[i]) for i in range(max(map(len, per_group))) for members in per_group if i < len(members)]
     return np.array(mixed[:n])
+
+
+@dataclass(frozen=True, eq=False)
+class Pilot:
+    t: np.ndarray  # [P] mean timestep of each stratum of the grid
+    size: np.ndarray  # [P] nats: how far the counterfactuals differ there
+    density: np.ndarray  # p(t) for t = 1..t_max
+    images: int
+    evals: int
+
+
+def measure_density(
+    full: Denoiser,
+    counterfactuals: Sequence[Denoiser],
+    data: ImageData,
+    seed: int,
+    block: int,
+    prompts: Sequence[str] | None = None,
+) -> Pilot:
+    """The pilot on some training images. `prompts`: what a conditional model is told of every training image."""
+    index = pilot_images(data, IMAGES, seed)
+    told = None if prompts is None else [prompts[i] for i in index]
+    t, contrasts, evals = measure(full, counterfactuals, data.images[index], seed, block, told)
+    size = np.sqrt((contrasts**2).mean(axis=(1, 2)))
+    return Pilot(t.mean(axis=1), size, density(full.schedule, t, contrasts), len(index), evals)

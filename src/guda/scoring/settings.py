@@ -38,6 +38,12 @@ class Settings:
         extras = ("-cl" if self.channels_last else "") + ("-compiled" if self.compiled else "")
         return f"b{self.block}-{self.device}-{self.precision}{extras}"
 
+    def halved(self) -> Settings:
+        """After an OutOfMemory: the same with half the block."""
+        if self.block == 1:
+            raise GudaError("image-out-of-memory", "even one image does not fit into memory; use a machine with more")
+        return replace(self, block=self.block // 2)
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Autocast where chosen; running out of memory becomes `OutOfMemory`."""
@@ -70,6 +76,14 @@ def candidates(block: int, device: str) -> list[Settings]:
     plain = Settings(block, device)
     half = replace(plain, precision="bf16")
     return [plain, half, replace(half, channels_last=True), replace(half, channels_last=True, compiled=True)]
+
+
+def fastest(denoiser: Denoiser, block: int) -> tuple[Settings, dict[str, float]]:
+    """What is fastest on the model's device, and the seconds per block of everything tried; a CPU has one way."""
+    if denoiser.device.type == "cpu":
+        return Settings(block), {}
+    timed = {s: seconds_per_block(denoiser.clone(), s) for s in candidates(block, denoiser.device.type)}
+    return min(timed, key=lambda s: timed[s]), {s.key: v for s, v in timed.items()}
 
 
 def seconds_per_block(denoiser: Denoiser, settings: Settings) -> float:

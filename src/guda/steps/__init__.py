@@ -1,4 +1,4 @@
-"""One function per verb of the command line, for Python and for `cli/` alike. Each resumes and redoes nothing."""
+"""One function per command, used by Python and `cli/` alike. Each resumes where it stopped and redoes nothing."""
 
 from guda.run.samples import query_count
 from guda.steps.ablate import ablate, read_ablation
@@ -7,13 +7,22 @@ from guda.steps.estimate_recipe import outline
 from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
 from guda.steps.fit import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, ray_engine, sample, train
 from guda.steps.health import health, health_methods
-from guda.steps.init import change_groups, change_queries, change_scoring, change_settings, init, parse_settings, status
+from guda.steps.init import (
+    change_groups,
+    change_queries,
+    change_scoring,
+    change_settings,
+    init,
+    parse_settings,
+    status,
+    update_settings,
+)
 from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_path
 from guda.steps.pairs import pairs, parse_pairs
 from guda.steps.partition import partition
 from guda.steps.plan import Budget, plan
 from guda.steps.prompts import prompts_build, prompts_show
-from guda.steps.queries import add_queries, choose_or_add_queries, choose_queries
+from guda.steps.queries import add_queries, choose_or_add_queries, choose_queries, keep_queries
 from guda.steps.score import (
     band_shares,
     evals_per_picture,
@@ -52,6 +61,7 @@ __all__ = [
     "health",
     "health_methods",
     "init",
+    "keep_queries",
     "likelihood",
     "likelihood_path",
     "local_engine",
@@ -78,6 +88,7 @@ __all__ = [
     "status",
     "train",
     "tune",
+    "update_settings",
     "upper_levels",
     "variant",
     "watch",

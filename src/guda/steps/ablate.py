@@ -7,6 +7,8 @@
       - {axis: lr, values: [1.0e-4, 3.0e-4]}
       - {axis: k_nearest, values: {"10": 10, all: null}}        # with labels
 
+This is no grid: axes are not crossed, rows keep the file's order, and the recipe's own setting is a row of every axis.
+
 `axis: epochs` is the paper's count: an epoch is one pass over the forget set, |D_k| / batch_forget steps. A method has
 one number of steps for all groups, so |D_k| is the mean group size.
 """
@@ -168,34 +170,31 @@ def _cells(trials: Trials, ablation: Ablation) -> tuple[dict[str, Any], list[Cel
     middle = trials.method(method, base, f"{where}, base")
     cells = []
     for axis in ablation.axes:
+        field, values, own = axis.axis, axis.labelled(), middle.config.model_dump(mode="json")
+        own_label = _text(own.get(field))
+        if field == EPOCHS and field not in own:
+            field, values = "steps", _in_steps(run, axis, middle, where)
+            own_label = _steps_label(own["steps"] * own["batch_forget"] / _mean_size(run), own["steps"])
         swept = [
-            Cell(axis.axis, label, trials.method(method, base | changes, f"{where}, {axis.axis} = {label}"))
-            for label, changes in _changes(trials, axis, middle, where)
+            Cell(axis.axis, label, trials.method(method, base | {field: value}, f"{where}, {axis.axis} = {label}"))
+            for label, value in values
         ]
         if trials.own(middle) and not any(trials.own(c.method) for c in swept):
-            _insert(swept, Cell(axis.axis, _own_label(trials, axis.axis, middle), middle))
+            place = _place(own[field], [getattr(c.method.config, field) for c in swept])
+            swept.insert(place, Cell(axis.axis, own_label, middle))
         cells += swept
     return base, cells
 
 
-def _insert(swept: list[Cell], own: Cell) -> None:
-    """The recipe's row among the others: before the first larger number, or at the end."""
-    field = "steps" if _by_epochs(own.axis, own.method) else own.axis
-    value = getattr(own.method.config, field)
-    others = [getattr(c.method.config, field) for c in swept]
-    larger = [
-        i for i, v in enumerate(others) if isinstance(v, int | float) and isinstance(value, int | float) and v > value
-    ]
-    swept.insert(larger[0] if larger else len(swept), own)
+def _place(value: Any, others: list[Any]) -> int:
+    """Of the recipe's row among the others: before the first larger number, or at the end."""
+    numbers = int | float
+    larger = (i for i, v in enumerate(others) if isinstance(v, numbers) and isinstance(value, numbers) and v > value)
+    return next(larger, len(others))
 
 
-def _by_epochs(axis: str, method: Method) -> bool:
-    return axis == EPOCHS and EPOCHS not in type(method.config).model_fields
-
-
-def _changes(trials: Trials, axis: Axis, middle: Method, where: str) -> list[tuple[str, dict[str, Any]]]:
-    if not _by_epochs(axis.axis, middle):
-        return [(label, {axis.axis: value}) for label, value in axis.labelled()]
+def _in_steps(run: Run, axis: Axis, middle: Method, where: str) -> list[tuple[str, int]]:
+    """Labels and numbers of steps for an axis in epochs."""
     batch = getattr(middle.config, "batch_forget", None)
     if batch is None or not hasattr(middle.config, "steps"):
         raise GudaError(
@@ -203,16 +202,13 @@ def _changes(trials: Trials, axis: Axis, middle: Method, where: str) -> list[tup
             f"{where}: {middle.method_id} has no steps and batch_forget, so no epochs; name another axis",
         )
     rows = []
-    for label, value in axis.labelled():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    for label, epochs in axis.labelled():
+        if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not epochs > 0:
             raise GudaError("epochs-invalid", f"{where}: epochs = {label} is not a positive number")
-        steps = epochs_to_steps(trials.run, value, batch)
-        rows.append((f"{label} ({steps} steps)", {"steps": steps}))
+        steps = epochs_to_steps(run, epochs, batch)
+        rows.append((_steps_label(label, steps), steps))
     return rows
 
 
-def _own_label(trials: Trials, axis: str, own: Method) -> str:
-    if not _by_epochs(axis, own):
-        return _text(own.config.model_dump(mode="json")[axis])
-    epochs = own.config.steps * own.config.batch_forget / _mean_size(trials.run)
-    return f"{epochs:.3g} ({own.config.steps} steps)"
+def _steps_label(epochs: str | float, steps: int) -> str:
+    return f"{epochs if isinstance(epochs, str) else f'{epochs:.3g}'} ({steps} steps)"

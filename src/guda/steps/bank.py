@@ -1,7 +1,7 @@
 """The counterfactuals a run keeps: list them, take in those made elsewhere, check them, hand one out as a model.
 
-Whatever is stored lies under the name the method itself would use (`Unlearned.file`, `Logo.file`), so `guda score`
-makes no difference between what was fitted here and what was added.
+Whatever is stored lies under the name the method itself would use (`ElboMethod.file`), so `guda score` makes no
+difference between what was fitted here and what was added.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, Mismatch
 from guda.files import atomic_folder, read_header, read_tensors
 from guda.methods.base import get_method, known_methods
-from guda.methods.elbo import ElboMethod
-from guda.methods.logo import Logo
-from guda.methods.pairs import pair_files
-from guda.methods.placebo import fitted_placebos
+from guda.methods.elbo import has_counterfactuals
 from guda.methods.posterior import RULE
-from guda.methods.unlearned import Unlearned
+from guda.methods.regroup import fitted_placebos, pair_files
 from guda.run.models import architecture, load_data, load_model, model_digest, model_files, need_training
 from guda.run.run import Run
 from guda.unlearning.bank import FILES, Card, Counterfactual, dtype_text
@@ -48,7 +45,7 @@ class Stored:
 
 def _files(run: Run) -> list[str]:
     """Stored by methods that keep counterfactuals, whatever their settings were; samples are artifacts too."""
-    keepers = {name for name, cls in known_methods().items() if issubclass(cls, ElboMethod)}
+    keepers = {name for name, cls in known_methods().items() if cls.counterfactuals}
     found = [p.relative_to(run.root) for files in (FILES, RULE) for p in run.path("artifacts").rglob(files)]
     return sorted(str(p) for p in found if p.parts[1].rpartition("-")[0] in keepers)
 
@@ -58,10 +55,11 @@ def _expected(run: Run) -> dict[str, str]:
     names: dict[str, str] = {}
     for name in known_methods():
         method = get_method(run, name)
-        if isinstance(method, ElboMethod):
-            refs = [(r.counterfactual, g) for _, groups in method.sets() for g, r in groups.items()]
-            names |= {file: group for file, group in refs if file is not None} | pair_files(method)
-        if isinstance(method, Unlearned):  # of a tree, the groups above
+        if not has_counterfactuals(method):
+            continue
+        refs = [(r.counterfactual, g) for _, groups in method.sets() for g, r in groups.items()]
+        names |= {file: group for file, group in refs if file is not None} | pair_files(method)
+        if method.unlearns:  # of a tree, the groups above
             names |= {method.file(group): group for group in method.nodes()}
         if null := fitted_placebos(method):
             names |= {null.file(group): group for group in null.groups}
@@ -150,30 +148,29 @@ def _place(run: Run, method: str, group: str, seed: int | None) -> tuple[str, st
     """(file in the run, what its header calls the method)."""
     found = get_method(run, method)
     load_data(run).groups.index(group)
-    if isinstance(found, Logo):
+    if not has_counterfactuals(found) or not found.bankable:
+        raise GudaError(
+            "method-without-models", f"{method} keeps no counterfactual models; give an unlearning method or logo"
+        )
+    if seeds := tuple(found.seed_sets()):
         need_training(run)  # scoring asks what a retraining costs
-        seeds = found.config.seeds
         if seed is None or seed not in seeds:
             given = "needs --seed" if seed is None else f"has no seed {seed}"
             raise GudaError(
                 "seed-invalid", f"{method} {given}; its seeds are {', '.join(map(str, seeds))} (methods.{method}.seeds)"
             )
-        return found.file(seed, group), f"{method}-s{seed}"
+        return found.file(group, seed), f"{method}-s{seed}"
     if seed is not None:
         raise GudaError(
             "seed-unsupported", f"--seed is for logo, which retrains several times; {method} has one model per group"
         )
-    if isinstance(found, Unlearned):
-        return found.file(group), method
-    raise GudaError(
-        "method-without-models", f"{method} keeps no counterfactual models; give an unlearning method or logo"
-    )
+    return found.file(group), method
 
 
 def bank_add(run: Run, method: str, group: str, path: str | Path, seed: int | None = None) -> dict[str, Any]:
     """Take in a counterfactual made elsewhere; the same one again changes nothing, another one is refused."""
     file, name = _place(run, method, group, seed)
-    item = replace(_given(run, Path(path).expanduser(), group, own=method == "logo"), method=name)
+    item = replace(_given(run, Path(path).expanduser(), group, own=seed is not None), method=name)
     target, new = run.path(file), True
     if target.exists():
         old = Counterfactual.load(target)

@@ -22,7 +22,7 @@ from guda.engine.simulate import Cluster, Schedule, Work, simulate
 from guda.errors import GudaError
 from guda.evaluation.timing import rate
 from guda.methods.base import get_method
-from guda.methods.elbo import ElboMethod
+from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import terms_folder
 from guda.run.models import architecture, load_data
 from guda.run.run import Run
@@ -137,7 +137,7 @@ class _Method:
 def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries: int) -> Load:
     """The tasks of training, fitting and scoring from nothing, whatever the run has done already."""
     chosen = [get_method(run, name) for name in methods]
-    refused = [m.method_id for m in chosen if not isinstance(m, ElboMethod)]
+    refused = [m.method_id for m in chosen if not m.counterfactuals]
     if refused or not chosen:
         raise GudaError(
             "cluster-method-unsupported",
@@ -167,7 +167,7 @@ def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries:
 
     train("train the full model", base_tasks(run))
     for method in chosen:
-        assert isinstance(method, ElboMethod)
+        assert has_counterfactuals(method)
         name, groups = method.method_id, config.groups or len(method.groups)
         cost = _Method(run, name)
         train(f"train for {name}", [t for t in cost.once if t.stage not in method.fit_stages()])

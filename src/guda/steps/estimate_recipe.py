@@ -6,13 +6,12 @@ the network built without weights. Times are not known: make the run on the mach
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from guda.config import DataConfig
+from guda.data.sources import known_size
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.loading import make_scheduler
-from guda.diffusion.networks import build_network
+from guda.diffusion.loading import build_network, make_scheduler
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, choices
 from guda.methods.base import get_method
@@ -26,48 +25,6 @@ from guda.unlearning.packing import bank_fraction, full_bytes
 STORES = ("fp32", "bf16", "lowrank:16", "lora:16", "lora:4", "lora:4:bf16")
 
 STARTS = ("runwayml/stable-diffusion-v1-5",)
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What is known of a data set without reading it."""
-
-    groups: tuple[str, ...]
-    per_group: int  # images
-    shape: tuple[int, int, int]
-    objects: int | None = None  # things that every group shows, where prompts name them
-
-    def cut(self, config: DataConfig) -> Contents:
-        """What the recipe keeps of it."""
-        objects, images = self.objects, self.per_group
-        if objects is not None and config.limit_contents is not None:
-            images, objects = images // objects * config.limit_contents, config.limit_contents
-        images = min(images, config.limit_per_group or images)
-        side = config.size or self.shape[1]
-        return Contents(tuple(config.groups or self.groups), images, (self.shape[0], side, side), objects)
-
-
-def known_contents(recipe: Recipe) -> Contents:
-    from guda.data import cifar10, fashion, fonts, unlearncanvas
-
-    test = recipe.data.split == "test"
-    known = {
-        "cifar10": Contents(cifar10.NAMES, 1000 if test else 5000, (3, 32, 32)),
-        "digits": Contents(tuple("0123456789"), 180, (1, 8, 8)),  # 1,797 in all
-        "fashion-mnist": Contents(fashion.NAMES, 6000, (1, 28, 28)),
-        "unlearncanvas": Contents(unlearncanvas.STYLES, 400, (3, 512, 512), len(unlearncanvas.OBJECTS)),
-    }
-    if recipe.data.source == "fonts":
-        families = tuple(family for package in fonts.pinned().values() for family in package["families"])
-        images = len(fonts.CHARACTERS) * (recipe.data.variants or fonts.VARIANTS)
-        known["fonts"] = Contents(families, images, (1, 16, 16), len(fonts.CHARACTERS))
-    name = recipe.data.source.partition(":")[0]
-    if name not in known:
-        raise GudaError(
-            "data-size-unknown",
-            f"the size of data source {recipe.data.source!r} is not known here; make the run, then plan it",
-        )
-    return known[name].cut(recipe.data)
 
 
 def _network(recipe: Recipe, shape: tuple[int, int, int]) -> Denoiser:
@@ -93,13 +50,15 @@ def _network(recipe: Recipe, shape: tuple[int, int, int]) -> Denoiser:
 
 
 def sketch_recipe(recipe: Recipe) -> Sketch:
-    data = known_contents(recipe)
-    return Sketch(recipe, blank_data(data.groups, data.per_group, data.shape[0]), _network(recipe, data.shape))
+    data = known_size(recipe.data)
+    named = recipe.data.groups or recipe.scoring.groups or ()
+    names = [*named, *(f"group {i}" for i in range(data.groups - len(named)))]  # how they are called costs nothing
+    return Sketch(recipe, blank_data(names, data.per_group, data.shape[0]), _network(recipe, data.shape))
 
 
 def outline(recipe: Recipe, n_queries: int | None = None) -> dict[str, Any]:
     """Like `plan`, without times: rows of `Budget`, and the bank of one operator in every form it can be kept in."""
-    data, sketch = known_contents(recipe), sketch_recipe(recipe)
+    data, sketch = known_size(recipe.data), sketch_recipe(recipe)
     module, groups = sketch.model.module, len(asked_groups(sketch))
     prompted = recipe.prompts is not None and data.objects is not None
     n = n_queries or (groups * (recipe.queries.objects or data.objects or 1) if prompted else recipe.queries.n)
@@ -116,7 +75,7 @@ def outline(recipe: Recipe, n_queries: int | None = None) -> dict[str, Any]:
     return {
         "recipe": recipe.name,
         "groups": groups,
-        "of": len(data.groups),
+        "of": data.groups,
         "per_group": data.per_group,
         "queries": n,
         "parameters": sketch.model.n_parameters(),

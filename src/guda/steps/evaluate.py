@@ -14,9 +14,8 @@ from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.evaluation.separation import separation
 from guda.files import write_json
 from guda.methods.base import Method, get_method, known_methods
-from guda.methods.elbo import ElboMethod
-from guda.methods.logo import Logo
-from guda.methods.placebo import placebo_tasks, takes_placebos
+from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.regroup import placebos_of, takes_placebos
 from guda.methods.terms import load_queries, terms_folder
 from guda.run.models import need_training, run_schedule
 from guda.run.run import Run
@@ -37,7 +36,8 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
     scores: dict[str, Scores] = {}
     for method in [oracle, *methods]:
         scores |= publish(run, queries, method, bands)
-    gold = np.stack([scores[f"logo-s{s}"].score for s in oracle.config.seeds])
+    seeds = list(oracle.seed_sets())
+    gold = np.stack([scores[f"{oracle.method_id}-s{s}"].score for s in seeds])
     found = _compare(run, gold, {m.method_id: scores[m.method_id].score for m in methods})
     notes = [found.note]
     if less := [m.method_id for m in methods if scores[m.method_id].estimand.endswith(SUBTRACTED)]:
@@ -58,12 +58,12 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
         if method is not oracle and method.fit_evals() > 0:
             figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / method.fit_evals()
             # other methods may have steps too, but not of a training
-            if isinstance(method, ElboMethod) and (steps := getattr(method.config, "steps", None)):
+            if method.counterfactuals and (steps := getattr(method.config, "steps", None)):
                 figures[f"steps_ratio_vs_logo.{m}"] = need_training(run).steps / steps
     asked = run.recipe.evaluation
     rounds = oracle.round_values(queries, bands) if run.recipe.scoring.rounds > 1 else None
     entry = dataset_entry(
-        found, list(oracle.config.seeds), scores[oracle.method_id].estimand, costs, figures,
+        found, seeds, scores[oracle.method_id].estimand, costs, figures,
         pairs=separation(found, seed=asked.seed),
         floor=None if rounds is None else query_noise_floor(rounds, asked.resamples, asked.seed),
     )  # fmt: skip
@@ -94,11 +94,11 @@ def evaluate_bands(run: Run, name: str) -> dict[str, dict[str, float]]:
     return table
 
 
-def run_oracle(run: Run) -> Logo:
+def run_oracle(run: Run) -> ElboMethod:
     """What methods of this run are held against."""
     against = run.recipe.evaluation.against
     oracle = get_method(run, against)
-    if not isinstance(oracle, Logo):
+    if not has_counterfactuals(oracle) or not oracle.oracle:
         raise GudaError(
             "evaluation-oracle-unsupported",
             f"evaluation.against = {against!r}: only logo is an oracle with retrainings to compare",
@@ -106,7 +106,7 @@ def run_oracle(run: Run) -> Logo:
     return oracle
 
 
-def _checked(run: Run, name: str) -> tuple[Queries, Logo, list[Method]]:
+def _checked(run: Run, name: str) -> tuple[Queries, ElboMethod, list[Method]]:
     config = run.recipe.evaluation
     oracle = run_oracle(run)
     if config.reference is not None and config.reference not in known_methods():
@@ -139,13 +139,12 @@ def pipeline(run: Run, engine: Engine) -> DatasetEntry:
     tasks = fit_tasks(run, methods)
     found = [get_method(run, m) for m in methods]
     if asked.placebos:
-        for method in found:
-            if takes_placebos(method):
-                tasks += placebo_tasks(method, asked.placebos)
+        for method in filter(takes_placebos, found):
+            tasks += placebos_of(method, asked.placebos).fit()
     engine(run, ready(run, tasks + sample_tasks(run, run.recipe.queries)), "train, fit and sample")
     name = collect_samples(run, run.recipe.queries)
     score(run, name, methods, engine)
     if asked.health:
-        checked = [m for m in found if isinstance(m, ElboMethod) and m.ranks_groups and not isinstance(m, Logo)]
+        checked = [m for m in found if m.counterfactuals and m.ranks_groups and not m.oracle]
         health(run, [m.method_id for m in checked], engine)
     return evaluate(run, name)

@@ -1,4 +1,4 @@
-"""What costs time before anything can be scored: training, fitting, sampling."""
+"""What must be made before anything can be scored: training, fitting, sampling; and the engines that do it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from guda.engine.processes import Workers, run_tasks
 from guda.engine.ray import RayOptions, RayWorkers, import_ray, run_on_ray
 from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
-from guda.methods.placebo import placebo_tasks, takes_placebos
+from guda.methods.regroup import placebos_of, takes_placebos
 from guda.run.models import full_name, full_tasks, load_prompts, need_training, prompt_files
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
@@ -35,7 +35,7 @@ def ray_engine(options: RayOptions, watch: Callable[[str], Watcher] | None = Non
         raise GudaError(
             "ray-under-launch", "--engine ray starts its own processes; run guda by itself, not under accelerate launch"
         )
-    import_ray()  # says at once what to install
+    import_ray()  # fails early where Ray is not installed
     pool = RayWorkers(options)
 
     def engine(run: Run, tasks: list[Task], title: str) -> int:
@@ -76,13 +76,13 @@ def fit_tasks(run: Run, methods: Sequence[str]) -> list[Task]:
 
 
 def fit(run: Run, methods: Sequence[str], engine: Engine, placebos: int = 0) -> int:
-    """`placebos`: so many random groups unlearned too, to see what a score is where there is no group."""
+    """`placebos`: how many random groups to unlearn too, as a null reference for the scores."""
     tasks = fit_tasks(run, methods)
     if placebos:
         found = [get_method(run, name) for name in methods]
         # of several methods those that can; where none can, the first says why
         for method in [m for m in found if takes_placebos(m)] or found[:1]:
-            tasks += placebo_tasks(method, placebos)
+            tasks += placebos_of(method, placebos).fit()
     return engine(run, ready(run, tasks), f"fit {', '.join(methods)}")
 
 

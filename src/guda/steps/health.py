@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from guda.errors import GudaError
 from guda.methods.base import get_method
-from guda.methods.elbo import ElboMethod
 from guda.methods.health import Health, check_health, measure_health, write_health
-from guda.methods.logo import Logo
 from guda.methods.reference import reference, reference_tasks
 from guda.run.run import Run
 from guda.run.task import Task
@@ -20,7 +18,7 @@ from guda.steps.score import prepared
 def health_methods(run: Run) -> list[str]:
     """Fitted methods with counterfactuals to check; the oracle only when asked for."""
     found = [get_method(run, m) for m in fitted_methods(run)]
-    names = [m.method_id for m in found if isinstance(m, ElboMethod) and m.ranks_groups and not isinstance(m, Logo)]
+    names = [m.method_id for m in found if m.counterfactuals and m.ranks_groups and not m.oracle]
     if not names:
         raise GudaError("method-not-fitted", f"nothing is unlearned in {run.root} yet; run: guda fit {run.root}")
     return names

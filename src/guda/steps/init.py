@@ -9,10 +9,11 @@ from typing import Any
 
 from guda.config import parse_config
 from guda.data.images import ImageData
-from guda.data.sources import known_sources, load_source
+from guda.data.sources import SOURCES, load_source
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.networks import build_denoiser
+from guda.diffusion.loading import build_denoiser
 from guda.errors import GudaError
+from guda.files import atomic_folder
 from guda.methods.base import get_method, known_methods
 from guda.methods.terms import load_queries
 from guda.run import progress
@@ -24,10 +25,17 @@ from guda.steps.fit import base_tasks
 from guda.steps.score import scored_methods
 
 
-def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
+def init(
+    root: str | Path,
+    recipe: Recipe,
+    keep_edits: bool = False,
+    data: ImageData | None = None,
+    model: Denoiser | None = None,
+) -> Run:
     """Make a run folder, or reopen the same one. Checks everything first: on an error nothing is written.
 
-    On an existing run the recipe's editable sections replace the run's, unless `keep_edits`."""
+    On an existing run the recipe's editable sections replace the run's, unless `keep_edits`. `data`, `model`: what the
+    recipe names, where it is in memory already; a model is saved to `model.path` if nothing is there."""
     address, root, recipe = root, here(root), _absolute(recipe)
     for name in recipe.methods:
         if name not in known_methods():
@@ -49,11 +57,12 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
     elif root.exists() and any(p.name not in ("data", "recipe.yaml") and p.name[0] != "." for p in root.iterdir()):
         raise GudaError("run-folder-taken", f"{root} exists and is not a run folder; choose another name")
     writable(root)
-    options = recipe.data.model_dump()
-    data = load_source(options.pop("source"), **options)
+    if data is None:
+        options = recipe.data.model_dump()
+        data = load_source(options.pop("source"), **options)
     data.groups.check_rest()
     data.groups.check_apart([data.groups.index(name) for name in recipe.scoring.groups or ()])
-    model = _check_model(recipe, data)
+    model = _check_model(recipe, data, model)
     schedule = (model or build_denoiser(recipe.model, data.shape)).schedule
     lock = {"data_digest": data.digest, "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
             "model": None, "schedule": schedule.digest}  # fmt: skip
@@ -67,6 +76,8 @@ def init(root: str | Path, recipe: Recipe, keep_edits: bool = False) -> Run:
         if not keep_edits:
             run.update(recipe)
         return run
+    if model is not None:
+        _save_model(model, recipe, root)
     data.save(root / "data")
     return Run.create(address, recipe, lock)
 
@@ -81,7 +92,7 @@ def _absolute(recipe: Recipe) -> Recipe:
         given = (value[section] or {}).get(key) or ""
         clip = "clip:" if key == "encoder" else ""
         text = given.removeprefix(clip) if given.startswith(clip) else ""  # `statistics` is no folder
-        if text and text not in known_sources() and Path(text).expanduser().exists():
+        if text and text not in SOURCES and Path(text).expanduser().exists():
             value[section][key] = f"{clip}{Path(text).expanduser().resolve()}"
     for settings in value["methods"].values():
         for key in ("model", "encoder"):
@@ -92,7 +103,14 @@ def _absolute(recipe: Recipe) -> Recipe:
     return Recipe.from_dict(value, "the recipe")
 
 
-def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
+def _save_model(model: Denoiser, recipe: Recipe, root: Path) -> None:
+    """A model that was given as an object; one from the Hub has no such folder either, and needs none."""
+    if (target := Path(str(recipe.model.path))).is_relative_to(root.resolve()):
+        with atomic_folder(target) as tmp:
+            model.save_pretrained(tmp)
+
+
+def _check_model(recipe: Recipe, data: ImageData, given: Denoiser | None = None) -> Denoiser | None:
     if recipe.model.path is not None and recipe.model.start is not None:
         raise GudaError(
             "model-start-conflict", "model.path is a finished model and model.start one to fine-tune; give one of them"
@@ -111,11 +129,11 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
                 "lora-base-missing", "model.lora is added to a given pipeline; give model.path or model.start too"
             )
         model = build_denoiser(recipe.model, data.shape)
-        _check_told(recipe, model, data)
+        _check_prompts(recipe, model, data)
         _try(model, "model.options")
         return None
-    model = Denoiser.from_pretrained(path, recipe.model.scheduler, recipe.model.lora)
-    _check_told(recipe, model, data)
+    model = given or Denoiser.from_pretrained(path, recipe.model.scheduler, recipe.model.lora)
+    _check_prompts(recipe, model, data)
     if model.image_shape != data.shape:
         (c, h, w), (dc, dh, dw) = model.image_shape, data.shape
         fix = f"give --size {h}" if (dh, dw) != (h, w) else f"the model wants {c} channel(s), the images have {dc}"
@@ -127,7 +145,7 @@ def _check_model(recipe: Recipe, data: ImageData) -> Denoiser | None:
     return model
 
 
-def _check_told(recipe: Recipe, model: Denoiser, data: ImageData) -> None:
+def _check_prompts(recipe: Recipe, model: Denoiser, data: ImageData) -> None:
     """Prompts are for text-to-image models, are made of what the images show, and training needs them."""
     if recipe.prompts is not None and model.frozen is None:
         raise GudaError(
@@ -155,8 +173,8 @@ def _try(model: Denoiser, where: str) -> None:
         return
     try:
         with torch.inference_mode():
-            told = None if model.frozen is None else model.condition([""])
-            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long), told)
+            cond = None if model.frozen is None else model.condition([""])
+            model.raw(torch.zeros(1, *model.shape), torch.zeros(1, dtype=torch.long), cond)
     except RuntimeError as e:
         size = "x".join(str(n) for n in model.shape[1:])
         reason = str(e).splitlines()[0]
@@ -219,7 +237,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 def update_settings(run: Run, method: str, changes: Mapping[str, Any]) -> None:
     """Settings of one method as values, kept in the run's recipe."""
     recipe = run.recipe.model_dump(mode="json")
-    recipe["methods"][method] = run.recipe.methods.get(method, {}) | dict(changes)
+    recipe["methods"][method] = run.recipe.settings(method) | dict(changes)
     _update(run, recipe, method)
 
 
@@ -258,19 +276,20 @@ def change_groups(run: Run, text: str | None) -> None:
     run.update(Recipe.from_dict(value, "the changed recipe"))
 
 
-def change_queries(run: Run, n: int | None, seed: int | None, objects: int | None = None) -> None:
-    told = run.recipe.prompts is not None
-    if told and n is not None:
+def change_queries(run: Run, **changes: Any) -> None:
+    """Settings of the `queries` section, kept in the run's recipe."""
+    given = {k: v for k, v in changes.items() if v is not None}
+    prompted = run.recipe.prompts is not None
+    if prompted and "n" in given:
         raise GudaError(
             "sample-count-unsupported",
             "a text-to-image run draws one picture per object and style: give --objects instead of -n",
         )
-    if not told and objects is not None:
+    if not prompted and "objects" in given:
         raise GudaError("sample-objects-unsupported", "--objects is for text-to-image runs; give -n")
-    changes = {k: v for k, v in (("n", n), ("seed", seed), ("objects", objects)) if v is not None}
-    if changes:
+    if given:
         value = run.recipe.model_dump(mode="json")
-        value["queries"] |= changes
+        value["queries"] |= given
         _update(run, value)
 
 

@@ -11,17 +11,16 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING, compare, query_noise_floor, reliability
-from guda.evaluation.likelihood import LikelihoodFile, correlation_figures, likelihood_markdown
-from guda.evaluation.results import Cost, DatasetEntry, dataset_entry, reliability_entry
+from guda.evaluation.likelihood import LikelihoodFile, correlate, likelihood_markdown
+from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.evaluation.separation import separation
 from guda.files import write_json, write_text
 from guda.methods.base import Method, get_method
-from guda.methods.elbo import ElboMethod
+from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.likelihood import (
     asked_queries,
     check_likelihood,
     estimand,
-    has_log_p,
     likelihood_evals,
     likelihood_folder,
     likelihood_scores,
@@ -29,7 +28,6 @@ from guda.methods.likelihood import (
     seed_values,
     solved,
 )
-from guda.methods.logo import Logo
 from guda.methods.terms import load_queries, terms_folder
 from guda.run.recipe import Recipe
 from guda.run.run import Run
@@ -76,7 +74,7 @@ def _chosen(run: Run, queries: Queries, methods: Sequence[str] | None) -> list[E
     name = queries.name
     if methods is None:
         scored = [get_method(run, m) for m in scored_methods(run, name)]
-        methods = [m.method_id for m in scored if has_log_p(m) and up_to_date(run, queries, m)]
+        methods = [m.method_id for m in scored if m.has_log_p and up_to_date(run, queries, m)]
         if not methods:
             raise GudaError(
                 "scores-missing", f"no model is scored on {name!r} yet; run: guda score {run.root} --queries {name}"
@@ -106,8 +104,11 @@ def evaluate_likelihood(run: Run, name: str) -> LikelihoodFile:
     elbo: dict[str, Scores] = {}
     log_p: dict[str, Scores] = {}
     for found in methods:
-        elbo |= found.all_scores(queries) if isinstance(found, Logo) else {found.method_id: found.scores(queries)}
-        if isinstance(found, ElboMethod) and solved(found, some):
+        if not has_counterfactuals(found):
+            elbo[found.method_id] = found.scores(queries)
+            continue
+        elbo |= found.all_scores(queries)
+        if solved(found, some):
             log_p |= likelihood_scores(found, some)
     for path in likelihood_path(run, name, "").glob("*.parquet"):
         if path.stem not in log_p:
@@ -121,11 +122,11 @@ def evaluate_likelihood(run: Run, name: str) -> LikelihoodFile:
         by_seed = {m.method_id: seed_values(m, some) for m in methods if m.method_id in names}  # type: ignore[arg-type]
     file = LikelihoodFile(
         queries=name, n_queries=some.n, settings=run.recipe.likelihood.model_dump(mode="json"), estimand=estimand(run),
-        correlations={m: correlation_figures(values[m], log_p[m].score, config.resamples, config.seed) for m in names},
+        correlations={m: correlate(values[m], log_p[m].score, config.resamples, config.seed) for m in names},
         oracles=_oracles(
             run, queries, some.n, methods, values, {m: s.score for m, s in log_p.items()}, elbo, by_seed.get(CEILING)
         ),
-        reliability={m: reliability_entry(reliability(v)) for m, v in by_seed.items()},
+        reliability={m: reliability(v) for m, v in by_seed.items()},
         note=_note(elbo, names),
     )  # fmt: skip
     write_json(likelihood_path(run, name, "evaluation.json"), file.model_dump(mode="json"))

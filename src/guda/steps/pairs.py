@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from guda.errors import GudaError
-from guda.evaluation.additivity import Additivity, PairsFile, additivity, pair_row, pairs_markdown
+from guda.evaluation.additivity import Additivity, PairsFile, additivity, pair_row, pairs_table
 from guda.files import write_json, write_text
 from guda.methods.base import get_method
-from guda.methods.elbo import ElboMethod, Reader
-from guda.methods.logo import Logo
-from guda.methods.pairs import Pair, PairLogo, in_order, joined_groups, pair_name, pairs_of, takes_pairs
+from guda.methods.elbo import ElboMethod, Reader, has_counterfactuals
+from guda.methods.regroup import Pair, in_order, joined, pair_name, pairs_of
 from guda.methods.terms import load_queries
 from guda.run.models import asked_groups, load_data
 from guda.run.plan import run_plan
@@ -41,7 +41,7 @@ def checked_pairs(run: Run, asked: Sequence[Sequence[str]]) -> list[Pair]:
     groups, scored = load_data(run).groups, asked_groups(run)
     found = [in_order(groups, pair) for pair in asked]
     for pair in found:
-        joined_groups(groups, pair).check_rest()
+        joined(groups, pair).check_rest()
         if missing := [g for g in pair if g not in scored]:
             raise GudaError(
                 "group-not-scored",
@@ -60,10 +60,10 @@ def pairs(run: Run, name: str, asked: Sequence[Pair], methods: Sequence[str] | N
     queries = load_queries(run, name)
     oracle = run_oracle(run) if run.recipe.training is not None else None
     if methods is None:
-        methods = [m for m in scored_methods(run, name) if takes_pairs(get_method(run, m)) and m != "logo"]
-    chosen = [get_method(run, m) for m in dict.fromkeys(methods) if m != "logo"]
-    singles = [m for m in ([] if oracle is None else [oracle]) + chosen if isinstance(m, ElboMethod)]
-    doubles = [pairs_of(m, asked) for m in ([] if oracle is None else [oracle]) + chosen]
+        methods = [m for m in scored_methods(run, name) if get_method(run, m).regroupable]
+    chosen = [m for m in map(partial(get_method, run), dict.fromkeys(methods)) if not m.oracle]
+    doubles = [pairs_of(m, asked) for m in [*([] if oracle is None else [oracle]), *chosen]]
+    singles = [m for m in [*([] if oracle is None else [oracle]), *chosen] if has_counterfactuals(m)]
     if not doubles:
         raise GudaError(
             "methods-none", f"nothing in {run.root} takes groups out of a model; give --method and fit it first"
@@ -97,27 +97,27 @@ def pairs(run: Run, name: str, asked: Sequence[Pair], methods: Sequence[str] | N
             a, b = (single.groups.index(g) for g in pair)
             found = additivity(twos[:, :, i], ones[:, :, a], ones[:, :, b], **options)  # type: ignore[arg-type]
             excesses: list[np.ndarray] = []
-            if isinstance(single, Logo) and isinstance(double, PairLogo):
+            logo = of_logo.get(pair)
+            if single.oracle:
                 of_logo[pair] = found
                 excesses = _by_seed(single, double, pair, read)
-            logo = None if isinstance(single, Logo) else of_logo.get(pair)
             rows.append(pair_row(single.method_id, pair, found, logo, excesses, config.resamples, config.seed))
     rows.sort(key=lambda r: list(asked).index((r.a, r.b)))  # the methods of a pair together, LOGO first
     result = PairsFile(
-        queries=name, n_queries=queries.n, seeds=[] if oracle is None else list(oracle.config.seeds),
+        queries=name, n_queries=queries.n, seeds=[] if oracle is None else list(oracle.seed_sets()),
         estimand=run_plan(run).estimand, rows=tuple(rows),
     )  # fmt: skip
     write_json(run.path("pairs.json"), result.model_dump(mode="json"))
-    write_text(run.path("pairs.md"), pairs_markdown(result))
+    write_text(run.path("pairs.md"), pairs_table(result).markdown())
     return result
 
 
-def _by_seed(single: Logo, double: PairLogo, pair: Pair, read: Reader) -> list[np.ndarray]:
+def _by_seed(single: ElboMethod, double: ElboMethod, pair: Pair, read: Reader) -> list[np.ndarray]:
     """The excess of every retraining by itself, [Q] each."""
     found = []
-    for seed in single.config.seeds:
-        full, without = single.seed_set(seed)
-        both = double.seed_set(seed)[1][pair_name(pair)]
+    of_pairs = double.seed_sets()
+    for seed, (full, without) in single.seed_sets().items():
+        both = of_pairs[seed][1][pair_name(pair)]
         kl = [read(m).kl for m in (both, without[pair[0]], without[pair[1]], full)]
         found.append((kl[0] - kl[1] - kl[2] + kl[3]).mean(axis=0).sum(axis=-1))
     return found

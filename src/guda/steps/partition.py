@@ -9,7 +9,7 @@ from guda.errors import GudaError, refuse_difference
 from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.metrics import per_query
 from guda.evaluation.partition import PartitionFile, partition_markdown, partition_note, partition_table
-from guda.evaluation.results import DatasetEntry, Figure, as_figures, read_entry
+from guda.evaluation.results import DatasetEntry, Figure, read_entry
 from guda.files import write_json, write_text
 from guda.methods.terms import load_queries
 from guda.run.models import load_data
@@ -81,4 +81,4 @@ def _oracle(clean: Run, before: str, noisy: Run, after: str) -> dict[str, Figure
         )
     config = noisy.recipe.evaluation
     values = per_query(np.asarray(new.score), np.asarray(old.score))
-    return as_figures({m: bootstrap_mean(v, config.resamples, config.seed) for m, v in values.items()})
+    return {m: bootstrap_mean(v, config.resamples, config.seed) for m, v in values.items()}

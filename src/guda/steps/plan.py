@@ -18,7 +18,6 @@ from torch import nn
 from guda.engine.processes import default_workers
 from guda.files import read_json
 from guda.methods.base import get_method
-from guda.methods.elbo import ElboMethod
 from guda.run.models import architecture, asked_groups, load_data
 from guda.run.plan import FILE as PILOT
 from guda.run.plan import needs_pilot
@@ -111,7 +110,7 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
         return stage.budget(model.module, stage.evals * per_eval / at_once)
 
     found = {name: get_method(sketch, name) for name in methods}
-    per_query = {name: m.score_evals() for name, m in found.items() if isinstance(m, ElboMethod)}
+    per_query = {name: m.score_evals() for name, m in found.items() if m.counterfactuals}
     return {
         "run": str(run.root),
         "seconds_per_evaluation": per_eval,

@@ -15,11 +15,13 @@ from guda.run.samples import set_name
 
 def add_queries(run: Run, folder: str | Path, name: str | None = None) -> str:
     """Take a folder of pictures into the run; returns the set's name."""
-    data = load_data(run)
-    config = run.recipe.data
-    mode = {1: "L", 3: "RGB"}[data.shape[0]]
-    queries = Queries.from_folder(folder, size=config.size, mode=mode)
-    queries.check_shape(data.shape)
+    mode = {1: "L", 3: "RGB"}[load_data(run).shape[0]]
+    return keep_queries(run, Queries.from_folder(folder, size=run.recipe.data.size, mode=mode), name)
+
+
+def keep_queries(run: Run, queries: Queries, name: str | None = None) -> str:
+    """Take pictures into the run; returns the set's name."""
+    queries.check_shape(load_data(run).shape)
     load_model(run, "base").condition(queries.prompts)
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name or queries.name).lstrip(".") or "queries"
     if name is not None and name != plain:

@@ -13,17 +13,17 @@ from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.methods.base import Method, get_method, known_methods
 from guda.methods.descent import check_descent, descend
-from guda.methods.elbo import ElboMethod
-from guda.methods.logo import Logo
+from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.pilot import pilot_tasks
-from guda.methods.placebo import SUFFIX, Null, fitted_placebos, placebo_size
 from guda.methods.race import check_race, iter_rounds, run_race
+from guda.methods.regroup import PLACEBO, fitted_placebos, placebo_size
 from guda.methods.terms import load_queries
 from guda.run.models import asked_groups, load_data, load_model, run_schedule
 from guda.run.run import Run
 from guda.run.settings import halve_block, probe
 from guda.run.task import Task, pending
 from guda.scoring.bands import Bands, by_band, default_edges
+from guda.scoring.null import Null
 from guda.scoring.race import TREE, RaceResult, Screen, Screened, StopRule
 from guda.scoring.scores import Scores
 from guda.scoring.settings import OutOfMemory
@@ -47,9 +47,7 @@ def score(
     chosen = [get_method(run, m) for m in methods]
     if rule is None:
         return prepared(run, chosen, engine, lambda: _score(run, queries, chosen, engine, bands))
-    for found in chosen:
-        check_race(found)  # all of them before the first is raced
-    racing = [m for m in chosen if isinstance(m, ElboMethod)]
+    racing = [check_race(m) for m in chosen]  # all of them before the first is raced
     asked = None if screen is None else Screen.parse(screen)
     screener: list[Method] = []
     if asked is not None:
@@ -106,7 +104,7 @@ def upper_levels(run: Run, queries: str, method: str, variant: str | None) -> li
 def _screener(run: Run, screen: Screen) -> Method:
     """The method that chooses who races: it must answer in nats, because those that do not race keep its score."""
     found = get_method(run, screen.method)
-    if not isinstance(found, ElboMethod) or isinstance(found, Logo):
+    if not has_counterfactuals(found) or found.oracle:
         raise GudaError(
             "screen-method-unsupported",
             f"--screen {screen.name}: {screen.method} has no cheap scores in nats; use posterior:{screen.keep}",
@@ -128,7 +126,7 @@ def prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable
 
 def _prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable[[], Iterator[T]]) -> Iterator[T]:
     """The same of work that tells how far it is; it begins again with smaller blocks."""
-    if any(isinstance(m, ElboMethod) for m in methods):
+    if any(m.counterfactuals for m in methods):
         probe(run, load_model(run, "base"))
     while True:
         try:
@@ -155,9 +153,7 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
     queries, rule = load_queries(run, name), StopRule.parse(stop)
     variant(run, stop, None)
     check_fitted(run, [method])
-    found = get_method(run, method)
-    check_race(found)
-    assert isinstance(found, ElboMethod)
+    found = check_race(get_method(run, method))
 
     def raced() -> Iterator[tuple[Scores, RaceResult]]:
         for look in iter_rounds(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
@@ -169,8 +165,10 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
 
 def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = None) -> dict[str, Scores]:
     """Scores from finished terms by the run's present settings, written; an oracle's seeds by themselves too."""
-    several = found.all_scores(queries, bands) if isinstance(found, Logo) else {}
-    several = several or {found.method_id: found.scores(queries, bands)}
+    if has_counterfactuals(found):
+        several = found.all_scores(queries, bands)
+    else:
+        several = {found.method_id: found.scores(queries, bands)}
     for name, scores in several.items():
         scores.write(scores_path(run, queries.name, name, bands.slug if bands else None))
     _publish_placebos(run, queries, found, bands)
@@ -179,7 +177,7 @@ def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = Non
 
 def _publish_placebos(run: Run, queries: Queries, found: Method, bands: Bands | None) -> None:
     """The null beside the scores; none is better than one of other settings."""
-    path = scores_path(run, queries.name, found.method_id + SUFFIX, bands.slug if bands else None)
+    path = scores_path(run, queries.name, found.method_id + PLACEBO, bands.slug if bands else None)
     null = fitted_placebos(found)
     if null is None or pending(run, null.score(queries, set())):
         run.remove(path)
@@ -189,7 +187,7 @@ def _publish_placebos(run: Run, queries: Queries, found: Method, bands: Bands | 
 
 def placebo_null(run: Run, queries: str, method: str, variant: str | None = None) -> Null | None:
     """What the method's placebos score on this set; None where none were scored."""
-    path = scores_path(run, queries, method + SUFFIX, variant)
+    path = scores_path(run, queries, method + PLACEBO, variant)
     if not path.is_file():
         return None
     scores = Scores.read(path)
@@ -197,7 +195,7 @@ def placebo_null(run: Run, queries: str, method: str, variant: str | None = None
         raise GudaError(
             "scores-other-queries", f"{path} is of other pictures; run: guda score {run.root} --queries {queries}"
         )
-    return Null(scores, placebo_size(load_data(run), asked_groups(run)))
+    return Null(scores, placebo_size(load_data(run).groups, asked_groups(run)))
 
 
 def variant(
@@ -235,7 +233,7 @@ def parse_bands(run: Run, band: str | None) -> Bands | None:
 def evals_per_picture(run: Run, scores: Scores) -> float:
     """Network evaluations that a picture took on average, where it is scored by this method alone."""
     method = get_method(run, scores.method)
-    networks = method.networks() if isinstance(method, ElboMethod) else (1, 1)
+    networks = method.networks() if has_counterfactuals(method) else (1, 1)
     return float(scores.evals_per_query(*networks).mean())
 
 
@@ -261,7 +259,7 @@ def scored_methods(run: Run, queries: str, variant: str | None = None) -> list[s
 def band_shares(run: Run, name: str, method: str) -> dict[str, float]:
     """Noise-band view: the share of the scores' absolute size that comes from each band of t."""
     found = get_method(run, method)
-    if not isinstance(found, ElboMethod):
+    if not has_counterfactuals(found):
         raise GudaError("band-method-unsupported", f"{method} has no timesteps, so no noise bands")
     queries = load_queries(run, name)
     read, sets = found.reader(queries), found.sets()

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from guda.config import parse_config
-from guda.errors import GudaError, choices, suggestion
+from guda.errors import GudaError, choices
 from guda.evaluation.ceiling import CEILING, Comparison, compare
-from guda.evaluation.results import Cost, DatasetEntry, as_figures, dataset_entry
+from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.files import digest
-from guda.methods.base import Method, get_method, known_methods
-from guda.methods.elbo import ElboMethod
-from guda.methods.logo import Logo
+from guda.methods.base import METHODS, Method, get_method, make_method
+from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.regroup import Subset
 from guda.methods.terms import load_queries, terms_folder
 from guda.run.models import asked_groups, run_schedule
 from guda.run.plan import run_plan
@@ -35,27 +34,22 @@ from guda.steps.score import prepared
 
 def method_class(method: str) -> type[Method]:
     """The class of a method that can be tried, which the oracle itself cannot."""
-    known = known_methods()
-    if method not in known:
-        raise GudaError(
-            "method-unknown", f"unknown method {method!r}; known: {', '.join(sorted(known))}{suggestion(method, known)}"
-        )
-    if issubclass(known[method], Logo):
+    found = METHODS.find(method)
+    if found.oracle:
         raise GudaError(
             "oracle-as-method", f"{method} is the oracle that settings are held against; choose another method"
         )
-    return known[method]
+    return found
 
 
-def restrict(method: Method, groups: tuple[str, ...]) -> None:
-    if isinstance(method, ElboMethod) and groups != method.groups:
-        method.only = groups
+def restricted(method: ElboMethod, groups: tuple[str, ...]) -> ElboMethod:
+    """The method for these groups only; of all groups, with those above them in a tree."""
+    return method if groups == method.groups else method.on(Subset(names=groups))
 
 
-def fitted_oracle(run: Run, groups: tuple[str, ...]) -> Logo:
+def fitted_oracle(run: Run, groups: tuple[str, ...]) -> ElboMethod:
     """What trials of these groups are held against, refused where it is not there yet."""
-    oracle = run_oracle(run)
-    restrict(oracle, groups)
+    oracle = restricted(run_oracle(run), groups)
     if missing := [t for t in oracle.fit() if not t.done(run)]:
         raise GudaError(
             "logo-not-fitted",
@@ -74,15 +68,11 @@ class Trials:
         self.groups = names if groups is None else tuple(g for g in names if g in groups)
         self.oracle = fitted_oracle(run, self.groups)
 
-    def _restrict(self, method: Method) -> None:
-        restrict(method, self.groups)
-
     def method(self, name: str, settings: Mapping[str, Any], where: str) -> Method:
         """The method with these settings; `where` begins the message when they are refused."""
-        cls = method_class(name)
-        found = cls(self.run, name, parse_config(cls.Config, dict(settings), where))
-        self._restrict(found)
-        return found
+        method_class(name)
+        found = make_method(self.run, name, settings, where)
+        return restricted(found, self.groups) if has_counterfactuals(found) else found
 
     def own(self, method: Method) -> bool:
         """Whether these are the recipe's own settings."""
@@ -113,7 +103,7 @@ class Trials:
     def _score(self, method: Method, engine: Engine) -> None:
         # a pilot, where the run has none yet, comes from what the recipe names, as it would without trials
         recipe = [get_method(self.run, m) for m in self.run.recipe.methods if m != CEILING]
-        fitted = [m for m in recipe if isinstance(m, ElboMethod) and m.fitted()]
+        fitted = [m for m in recipe if m.counterfactuals and m.fitted()]
         name = self.label(method) if method is not self.oracle else method.method_id
 
         def work() -> None:
@@ -169,7 +159,7 @@ class Trials:
         return compare(self._gold, columns, reference, config.resamples, config.seed)
 
     def _columns(self, method: Method) -> np.ndarray:
-        if isinstance(method, ElboMethod):
+        if method.counterfactuals:
             return method.values(self.queries, [self._whole])[0]
         found = method.scores(self.queries)
         return found.score[:, [found.groups.index(g) for g in self.groups]]
@@ -178,9 +168,9 @@ class Trials:
         """The fields of a `Trial` (evaluation/sweep.py), without times."""
         found = comparison.methods[name]
         return self.cost(method) | {
-            "metrics": as_figures(found.intervals),
-            "ratio_to_ceiling": as_figures(found.ratio_to_ceiling) or None,
-            "difference": as_figures(found.difference) or None,
+            "metrics": found.intervals,
+            "ratio_to_ceiling": found.ratio_to_ceiling or None,
+            "difference": found.difference or None,
         }
 
     def cost(self, method: Method) -> dict[str, Any]:
@@ -203,5 +193,5 @@ class Trials:
             **self.seconds(self.oracle),
         )  # fmt: skip
         estimand = run_plan(self.run).estimand
-        seeds = list(self.oracle.config.seeds)
+        seeds = list(self.oracle.seed_sets())
         return dataset_entry(replace(comparison, methods={}, reference=None), seeds, estimand, {CEILING: cost})

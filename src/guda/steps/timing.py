@@ -1,38 +1,35 @@
+"""What methods of a run cost, from the times that their tasks recorded (evaluation/timing.py)."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from guda.methods.base import Method
-    from guda.run.run import Run
 from guda.evaluation.timing import Timing, rate
+from guda.methods.base import Method, get_method
+from guda.methods.elbo import has_counterfactuals
+from guda.methods.terms import load_queries, terms_folder
+from guda.run.models import asked_groups
+from guda.run.run import Run
 
 
 def measure(run: Run, method: Method, queries: str) -> Timing:
     """A fitted and scored method's cost, from what its tasks recorded."""
-    from guda.methods.elbo import ElboMethod
-    from guda.methods.logo import Logo
-    from guda.methods.terms import load_queries, terms_folder
-    from guda.methods.unlearned import Unlearned
-    from guda.run.models import asked_groups
-
     n, groups = load_queries(run, queries).n, len(asked_groups(run))
     fit = [task for stage in method.fit_stages() for task in run.timings(stage)]
     stages = method.score_stages(queries, terms_folder(run).removeprefix("terms/"))
     scored = [task for stage in dict.fromkeys(stages) for task in run.timings(stage)]
     seeds, evals = 1, method.score_evals()
-    if isinstance(method, Logo):
-        seeds = len(method.config.seeds)
-        shared, each = method.networks()
-        evals *= (1 + groups) / (shared + each * groups)
     fitted: float = groups
-    if isinstance(method, Unlearned):  # of a tree, those above too
-        fitted = sum(method.passes(g) for g in method.nodes())
+    if has_counterfactuals(method):
+        fitted = sum(method.passes(g) for g in method.nodes())  # of a tree, those above too
+        if method.seed_sets():
+            seeds = len(method.seed_sets())
+            shared, each = method.networks()
+            evals *= (1 + groups) / (shared + each * groups)
     query: float | None = None
     stderr: float | None = None
     counted = [(s, e) for s, e in scored if e is not None]
-    if isinstance(method, ElboMethod) and counted and len(counted) == len(scored):
+    if method.counterfactuals and counted and len(counted) == len(scored):
         slope, error = rate(counted)
         query, stderr = slope * evals, None if error is None else error * evals
     elif scored:
@@ -46,6 +43,4 @@ def measure(run: Run, method: Method, queries: str) -> Timing:
 
 def timings(run: Run, queries: str, methods: Iterable[str]) -> list[Timing]:
     """By method id, in the given order."""
-    from guda.methods.base import get_method
-
     return [measure(run, get_method(run, name), queries) for name in methods]

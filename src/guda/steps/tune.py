@@ -6,27 +6,27 @@ top1 moves in steps of 1 / (S Q) and mrr is at most 1, so mrr decides between eq
 still equal goes to the setting that is cheaper to fit, then to the earlier one. Only some groups are fitted and
 compared, because fitting is what costs.
 
-Suggestions come from optuna's TPE sampler. The one memory of a study is its trace, a line per finished trial; every
-suggestion is a function of the trace before it and of its own number, which seeds the sampler. So a study that was
-killed goes on as if it had not been, and there is no database and no pickle.
+Suggestions come from optuna's TPE sampler. A study is stored as its trace, a line per finished trial; every suggestion
+is a function of the trace before it and of its own number, which seeds the sampler, so a study that was killed resumes
+with the trials it would have had. Optuna's journal storage cannot promise that: a killed trial stays in it as running,
+with some of its parameters drawn, and the next one gets another number; its times and worker ids also make every file
+differ. An optuna study therefore lives only as long as one suggestion.
 """
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from guda.config import QueriesConfig
-from guda.data.queries import Queries
 from guda.diffusion.noise import generator, torch_seed
 from guda.errors import GudaError, NotFinite
-from guda.evaluation.intervals import Interval
+from guda.evaluation.intervals import Figure
 from guda.evaluation.sweep import Trial
 from guda.files import digest, write_json, write_text
 from guda.methods.base import Method, get_method
@@ -68,7 +68,7 @@ class Tuned:
     ran: int  # how many of them are new
     ranking: tuple[TuneTrial, ...]  # different settings, best first
     chosen: dict[str, Any]  # the best one's values of the searched settings
-    lead: Interval | None  # top1 of the best minus that of the second, paired; None: there is no second
+    lead: Figure | None  # top1 of the best minus that of the second, paired; None: there is no second
     recipe: Path  # chosen.yaml
     ceiling: float | None  # top1 of one LOGO retraining on these queries and groups
 
@@ -96,7 +96,7 @@ def tune(
     cls = method_class(method)
     if trials < 1:
         raise GudaError("trials-too-few", f"{trials} trials find nothing; give at least 1")
-    base = run.recipe.methods.get(method, {})
+    base = run.recipe.settings(method)
     space = default_space(cls, base) if space is None else space
     check_space(space, cls, base)
     config = tuning_queries(run, queries_seed, n)
@@ -159,7 +159,7 @@ def refuse_shared(run: Run, queries: str) -> None:
     reported = {set_name(run, run.recipe.queries)}
     reported |= {s for s in run.query_sets() if run.has(f"scores/{s}/evaluation.json")}
     for name in sorted(reported & set(run.query_sets())):
-        others: Queries = load_queries(run, name)
+        others = load_queries(run, name)
         for image, i in zip(others.images, others.ids, strict=True):
             if (mine := seen.get(image.tobytes())) is not None:
                 raise GudaError(
@@ -175,11 +175,7 @@ def choose_groups(run: Run, groups: int | Sequence[str] | None) -> tuple[str, ..
     if groups is None:
         groups = min(GROUPS, len(names))
     if isinstance(groups, int):
-        if not 2 <= groups <= len(names):
-            raise GudaError(
-                "groups-too-few", f"--groups {groups}: a ranking needs at least 2 groups, and the run has {len(names)}"
-            )
-        wanted = {names[int(k)] for k in generator(SEED, "tune", "groups").permutation(len(names))[:groups]}
+        wanted = {names[int(k)] for k in generator(SEED, "tune", "groups").permutation(len(names))[: max(0, groups)]}
     else:
         for name in groups:
             load_data(run).groups.index(name)  # refuses an unknown one, naming those there are
@@ -189,10 +185,12 @@ def choose_groups(run: Run, groups: int | Sequence[str] | None) -> tuple[str, ..
                 f"--groups: {other[0]!r} is not among the groups this run asks about (scoring.groups)",
             )
         wanted = set(groups)
-        if len(wanted) < 2:
-            raise GudaError(
-                "groups-too-few", "--groups: a ranking needs at least 2 groups; name several, or give their number"
-            )
+    if len(wanted) < 2 or (isinstance(groups, int) and groups > len(names)):
+        raise GudaError(
+            "groups-too-few",
+            f"--groups: a ranking needs at least 2 groups, and the run has {len(names)}; name several, or give their "
+            "number",
+        )
     return tuple(name for name in names if name in wanted)
 
 
@@ -200,20 +198,21 @@ def _identity(study: Trials, method: str, space: Space) -> dict[str, Any]:
     """Everything that a trial's value depends on; the searched settings of the recipe are not among it."""
     run, config = study.run, study.run.recipe.evaluation
     first = {k: d.ends()[0] for k, d in space.items()}
-    plain = study.method(method, {**run.recipe.methods.get(method, {}), **first}, f"methods.{method}").config
+    plain = study.method(method, {**run.recipe.settings(method), **first}, f"methods.{method}").config
     fixed = {k: v for k, v in plain.model_dump(mode="json").items() if k not in space}
     scoring = run.recipe.scoring
     subtracted = {"drift": scoring.drift, "reference": scoring.reference} if scoring.drift == "subtract" else {}
+    halves, models = _halves(study, method, space), [m.identity(run) for m in study.oracle.models()]
     return {
         "method": method,
         "objective": OBJECTIVE,
         "space": {k: d.to_json() for k, d in space.items()},
         "fixed": fixed,
-        **_halves(study, method, space),
+        **({"halves": halves} if halves else {}),
         "sampler": {"name": "tpe", "seed": SEED, "startup": STARTUP},
         "queries": {"name": study.queries.name, "digest": study.queries.digest},
         "groups": list(study.groups),
-        "oracle": {"seeds": list(study.oracle.config.seeds), "models": digest(_oracle_models(study))},
+        "oracle": {"seeds": list(study.oracle.config.seeds), "models": digest(models)},
         "scoring": {"plan": run_plan(run).key, "rounds": scoring.rounds} | subtracted,
         "bootstrap": {"resamples": config.resamples, "seed": config.seed},
     }
@@ -221,15 +220,10 @@ def _identity(study: Trials, method: str, space: Space) -> dict[str, Any]:
 
 def _halves(study: Trials, method: str, space: Space) -> dict[str, Any]:
     """Settings of the methods that a trial may be made of, where it is made of others."""
-    base = study.run.recipe.methods.get(method, {})
+    base = study.run.recipe.settings(method)
     tried = [{}, *({k: end} for k, d in space.items() for end in d.ends())]
     names = {p for t in tried for p in study.method(method, {**base, **t}, f"methods.{method}").parts()} - {method}
-    halves = {name: get_method(study.run, name).config.model_dump(mode="json") for name in sorted(names)}
-    return {"halves": halves} if halves else {}
-
-
-def _oracle_models(study: Trials) -> list[str]:
-    return [m.identity(study.run) for m in study.oracle.models()]
+    return {name: get_method(study.run, name).config.model_dump(mode="json") for name in sorted(names)}
 
 
 # ---- trials -----------------------------------------------------------------------------------------------
@@ -266,16 +260,14 @@ def read_trace(path: Path) -> list[TuneTrial]:
     if not path.is_file():
         return []
     try:
-        trace = [TuneTrial.model_validate(json.loads(line)) for line in path.read_text().splitlines()]
-    except (ValidationError, ValueError) as e:
+        trace = [TuneTrial.model_validate_json(line) for line in path.read_text().splitlines()]
+        if [t.number for t in trace] != list(range(len(trace))):
+            raise ValueError("trials are missing")
+    except ValueError as e:
         reason = str(e).splitlines()[0]
         raise GudaError(
             "trace-damaged", f"{path} is damaged ({reason}); delete it: finished fits and scores are kept"
         ) from None
-    if [t.number for t in trace] != list(range(len(trace))):
-        raise GudaError(
-            "trace-damaged", f"{path} is damaged (trials are missing); delete it: finished fits and scores are kept"
-        )
     return trace
 
 

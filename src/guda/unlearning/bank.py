@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser, weights_digest
 from guda.errors import GudaError, Mismatch
 from guda.files import digest, read_header, read_tensors, write_tensors
@@ -139,10 +140,13 @@ def file_name(number: int, group: str) -> str:
 
 
 class Bank(Mapping[str, Counterfactual]):
-    """One counterfactual per group, in group order."""
+    """One counterfactual per group, in group order. `data` and `prompts`: the training images it was made from and what
+    a text-to-image model is told of each, where they are still known; they are not saved with it."""
 
-    def __init__(self, items: Mapping[str, Counterfactual]) -> None:
-        self._items = dict(items)
+    def __init__(
+        self, items: Mapping[str, Counterfactual], data: ImageData | None = None, prompts: Sequence[str] | None = None
+    ) -> None:
+        self._items, self.data, self.prompts = dict(items), data, prompts
 
     def __getitem__(self, group: str) -> Counterfactual:
         if group not in self._items:

@@ -162,4 +162,4 @@ def rule_bank(base: Denoiser, data: ImageData, config: RuleConfig, groups: Seque
     """Of these groups; default: the leaves."""
     rule = Rule(make_density(base, data, config, fit_rule(base, data, config)), config.window)
     mine, numbers = base.digest(), {g: data.groups.index(g) for g in groups or data.groups.leaf_names}
-    return Bank({g: Ruled("rule", g, mine, "posterior", {}, rule=rule, member=k) for g, k in numbers.items()})
+    return Bank({g: Ruled("rule", g, mine, "posterior", {}, rule=rule, member=k) for g, k in numbers.items()}, data)

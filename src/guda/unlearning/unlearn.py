@@ -25,10 +25,10 @@ from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.diffusion.cond import Cond
-from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.latents import Latents, encode_all
+from guda.diffusion.denoiser import Denoiser, Latents, encode_all
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
+from guda.registry import Registry
 from guda.unlearning.bank import Counterfactual
 from guda.unlearning.packing import Store
 from guda.unlearning.student import BATCHES, Patience, Student, split
@@ -82,39 +82,36 @@ def flips(config: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Half:
-    """One side of a step: images of the group, or of the others."""
+class Batch:
+    """Noised images of one step, all of the group or all of the others."""
 
     x0: torch.Tensor
     t: torch.Tensor
     eps: torch.Tensor
     x_t: torch.Tensor
     key: tuple[str | int, ...] = ()  # of its noise, for an operator that needs more of it
-    cond: Cond | None = None  # what a conditional model is told of these images
+    cond: Cond | None = None  # the conditioning of these images, for a conditional model
     prompts: tuple[str, ...] = ()  # the same as text
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The training images as the model sees them and what it is told of each."""
+    """The training images as the model sees them, and their prompts."""
 
     latents: Latents
     prompts: Sequence[str] | None = None  # one per image
 
-    def told(self, index: np.ndarray) -> tuple[str, ...]:
-        return () if self.prompts is None else tuple(self.prompts[i] for i in index)
-
 
 @dataclass(frozen=True)
-class Side:
-    """Where the halves of one name come from."""
+class BatchSampler:
+    """Draws the batches of one side, "forget" or "retain"."""
 
     name: str
     members: np.ndarray  # indices of images
     size: int
     times: tuple[int, int]
 
-    def draw(self, teacher: Denoiser, inputs: Inputs, config: Any, group: str, *when: str | int) -> Half:
+    def draw(self, teacher: Denoiser, inputs: Inputs, config: Any, group: str, *when: str | int) -> Batch:
         key = (config.seed, "unlearn", group, self.name, *when)
         g = generator(*key)
         index = g.choice(self.members, self.size, replace=self.size > len(self.members))
@@ -122,10 +119,10 @@ class Side:
         eps = torch.from_numpy(g.standard_normal((self.size, *teacher.shape), dtype=np.float32)).to(teacher.device)
         x = inputs.latents.take(index, g.random(self.size) < 0.5 if flips(config) else None).to(teacher.device)
         x_t = teacher.schedule.add_noise(x, eps, t)
-        told = inputs.told(index)
-        cond = teacher.condition(told) if told else None
+        prompts = () if inputs.prompts is None else tuple(inputs.prompts[i] for i in index)
+        cond = teacher.condition(prompts) if prompts else None
         cond = None if cond is None else cond.to(teacher.device)
-        return Half(x, t.to(teacher.device), eps, x_t, key, cond, told)
+        return Batch(x, t.to(teacher.device), eps, x_t, key, cond, prompts)
 
 
 class Operator(ABC):
@@ -143,7 +140,7 @@ class Operator(ABC):
         self.teacher, self.data, self.group, self.config = teacher, data, group, config
 
     def members(self, side: str) -> np.ndarray:
-        """Indices of the images that the "forget" or the "retain" half is drawn from."""
+        """Indices of the images that the "forget" or the "retain" batches are drawn from."""
         groups = self.data.groups
         k = groups.index(self.group)
         return groups.members(k) if side == "forget" else groups.without(k)
@@ -154,15 +151,15 @@ class Operator(ABC):
         return torch.cat([x, x.flip(-1)]) if flips(self.config) else x
 
     @abstractmethod
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         """The forget loss, a scalar."""
 
-    def preserve(self, student: Denoiser, retain: Half) -> torch.Tensor:
+    def preserve(self, student: Denoiser, retain: Batch) -> torch.Tensor:
         with torch.no_grad():
             target = self.teacher.eps(retain.x_t, retain.t, retain.cond)
         return torch.nn.functional.mse_loss(student.eps(retain.x_t, retain.t, retain.cond), target)
 
-    def loss(self, student: Denoiser, forget: Half, retain: Half) -> torch.Tensor:
+    def loss(self, student: Denoiser, forget: Batch, retain: Batch) -> torch.Tensor:
         return self.config.lambda_forget * self.forget(student, forget) + self.config.lambda_preserve * self.preserve(
             student, retain
         )
@@ -183,18 +180,15 @@ class Operator(ABC):
         return int(config.steps * cls.step_evals(config) + checks * BATCHES * cls.step_evals(config, 1))
 
 
-OPERATORS: dict[str, type[Operator]] = {}
-
-
-def operator(name: str) -> Callable[[type[Operator]], type[Operator]]:
-    """Register an unlearning operator under its method id."""
-
-    def register(cls: type[Operator]) -> type[Operator]:
-        cls.id = name
-        OPERATORS[name] = cls
-        return cls
-
-    return register
+OPERATORS = Registry[type[Operator]](
+    "operator",
+    "guda.operators",
+    [
+        f"guda.unlearning.operators.{name}"
+        for name in ("anchors", "ascent", "erasediff", "esd", "retain", "retrack", "retrack_zero", "shift", "siss")
+    ],
+)
+operator = OPERATORS.register  # decorator: an unlearning operator under its method id
 
 
 def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
@@ -241,33 +235,30 @@ def make_operator(
     prompts: Prompts | None = None,
 ) -> Operator:
     """The operator for one group, refused where it is not defined."""
-    cls = OPERATORS[operator_id]
+    cls: Any = OPERATORS.find(operator_id)
     check_kind(operator_id, teacher.conditional)
     if cls.conditional is None and teacher.conditional and prompts is None:
         raise GudaError(
             "training-prompts-missing",
             f"{operator_id} is not defined for conditional models without prompts of the training images",
         )
-    if cls.needs_prompts:
-        if prompts is None or teacher.frozen is None:
-            raise GudaError(
-                "operator-needs-text",
-                f"{operator_id} redirects prompts: it needs a text-to-image model and prompts=...",
-            )
-        return cls(teacher, data, group, config, prompts)  # type: ignore[call-arg]
-    if not cls.needs_conditional:
-        if conditional is not None:
-            raise GudaError(
-                "conditional-model-unused", f"{operator_id} has no use for a conditional model; leave `conditional` out"
-            )
-        return cls(teacher, data, group, config)
-    if conditional is None:
+    if cls.needs_prompts and (prompts is None or teacher.frozen is None):
+        raise GudaError(
+            "operator-needs-text", f"{operator_id} redirects prompts: it needs a text-to-image model and prompts=..."
+        )
+    if cls.needs_conditional and conditional is None:
         raise GudaError(
             "conditional-model-missing",
             f"{operator_id} needs a group-conditional model of {len(data.groups)} groups and a null label: "
             "give conditional=...",
         )
-    return cls(teacher, data, group, config, conditional)  # type: ignore[call-arg]
+    if conditional is not None and not cls.needs_conditional:
+        raise GudaError(
+            "conditional-model-unused", f"{operator_id} has no use for a conditional model; leave `conditional` out"
+        )
+    extra = [prompts] if cls.needs_prompts else [conditional] if cls.needs_conditional else []
+    made: Operator = cls(teacher, data, group, config, *extra)
+    return made
 
 
 def unlearn_group(
@@ -286,7 +277,7 @@ def unlearn_group(
     from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 
-    rule = make_operator(operator_id, teacher, data, group, config, conditional, prompts)
+    operator = make_operator(operator_id, teacher, data, group, config, conditional, prompts)
     student = Student(teacher, config, group)
     optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=0.0, fused=True)
     schedule = (
@@ -298,10 +289,11 @@ def unlearn_group(
     inputs = Inputs(
         latents or encode_all(teacher, data.images, flips(config)), None if prompts is None else prompts.training
     )
-    sides, held = make_sides(rule, config)
+    samplers, held = make_samplers(operator, config)
 
-    def halves(sides: list[Side], *when: str | int) -> list[Half]:
-        return [side.draw(teacher, inputs, config, group, *when) for side in sides]
+    def loss_at(samplers: list[BatchSampler], *when: str | int) -> torch.Tensor:
+        batches = [sampler.draw(teacher, inputs, config, group, *when) for sampler in samplers]
+        return operator.loss(student.denoiser, *batches)
 
     def current() -> list[torch.Tensor]:
         """What would be kept if this step were the last."""
@@ -311,14 +303,14 @@ def unlearn_group(
     def held_out_loss() -> float:
         raw = student.state()
         student.restore(current())
-        losses = [rule.loss(student.denoiser, *halves(held, "check", i)) for i in range(BATCHES)]
+        losses = [loss_at(held, "check", i) for i in range(BATCHES)]
         student.restore(raw)
         return float(torch.stack(losses).mean())
 
     best = Patience(config.patience)
     step = 0
     for step in range(1, config.steps + 1):
-        loss = rule.loss(student.denoiser, *halves(sides, step - 1))
+        loss = loss_at(samplers, step - 1)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(student.parameters, config.clip)
@@ -331,7 +323,7 @@ def unlearn_group(
         if held and due and best.stop(step, held_out_loss(), current):
             break
     notes = {} if notes is None else notes
-    notes |= rule.notes()
+    notes |= operator.notes()
     if held:
         notes |= {"steps": step, "kept_step": best.step, "held_out_loss": best.loss}
         # without one finite loss there is no best; what the student became is refused below if it is broken
@@ -341,17 +333,17 @@ def unlearn_group(
     return student.counterfactual(group, operator_id)
 
 
-def make_sides(rule: Operator, config: Any) -> tuple[list[Side], list[Side]]:
-    """Where training halves are drawn from, and where those of the checks are (nowhere without a holdout)."""
-    T = rule.teacher.schedule.T
-    sides = [
-        Side("forget", rule.members("forget"), config.batch_forget, window_range(config.window, T)),
-        Side("retain", rule.members("retain"), config.batch_retain, (0, T)),
+def make_samplers(operator: Operator, config: Any) -> tuple[list[BatchSampler], list[BatchSampler]]:
+    """Those of the training steps, and those of the held-out checks (none without a holdout)."""
+    T = operator.teacher.schedule.T
+    samplers = [
+        BatchSampler("forget", operator.members("forget"), config.batch_forget, window_range(config.window, T)),
+        BatchSampler("retain", operator.members("retain"), config.batch_retain, (0, T)),
     ]
     if not config.holdout:
-        return sides, []
-    key = (config.seed, "unlearn", rule.group)
-    held = [replace(s, members=split(s.members, config.holdout, s.name, *key, s.name)[1]) for s in sides]
-    # by image, not by side: an operator's sides may overlap
+        return samplers, []
+    key = (config.seed, "unlearn", operator.group)
+    held = [replace(s, members=split(s.members, config.holdout, s.name, *key, s.name)[1]) for s in samplers]
+    # by image, not by side: an operator's forget and retain images may overlap
     out = np.concatenate([s.members for s in held])
-    return [replace(s, members=np.setdiff1d(s.members, out)) for s in sides], held
+    return [replace(s, members=np.setdiff1d(s.members, out)) for s in samplers], held

@@ -20,10 +20,10 @@ from guda.diffusion.denoiser import Denoiser
 from guda.engine.inline import run_inline
 from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
-from guda.methods.elbo import ElboMethod
+from guda.methods.elbo import has_counterfactuals
 from guda.methods.pilot import pilot_tasks
-from guda.methods.placebo import SUFFIX, Null
 from guda.methods.race import check_race
+from guda.methods.regroup import PLACEBO
 from guda.methods.terms import load_queries
 from guda.report.cards import MethodView
 from guda.run.models import asked_data, load_model
@@ -32,6 +32,7 @@ from guda.run.run import UPLOAD, Run
 from guda.run.samples import set_name
 from guda.run.settings import probe
 from guda.run.task import Task, pending
+from guda.scoring.null import Null
 from guda.scoring.race import Race, StopRule
 from guda.scoring.scores import Scores
 from guda.web.job import Job
@@ -91,7 +92,7 @@ class Service:
         """Everything that the first visitor would wait for: the model, the probe, the pilot, digests of all weights."""
         run = self.run
         found = get_method(run, self.method)
-        assert isinstance(found, ElboMethod)
+        assert has_counterfactuals(found)
         probe(run, self.model)
         run_inline(run, pilot_tasks(run, [found]), "pilot")
         if run_plan(run).grid:
@@ -179,7 +180,7 @@ class Service:
             )
         stop, run = StopRule.parse(rule), self.run
         found = get_method(run, method)
-        assert isinstance(found, ElboMethod)
+        assert has_counterfactuals(found)
         Race(
             1, len(found.groups), run_plan(run).evals_per_round, stop, 1, found.networks()
         )  # refuses what none can win
@@ -232,7 +233,7 @@ class Service:
 
     def snapshot(self, run: Run, queries: str, rule: str | None, scores: Scores, final: bool = True) -> Snapshot:
         found, asked = get_method(run, scores.method), load_queries(run, queries)
-        networks = found.networks() if isinstance(found, ElboMethod) else (0, 1)
+        networks = found.networks() if has_counterfactuals(found) else (0, 1)
         prompt = asked.prompts[asked.ids.index(scores.queries[0])] if asked.prompts else None
         return Snapshot(queries, rule, scores, networks, run_plan(run).evals_per_round, final, prompt)
 
@@ -242,7 +243,7 @@ class Service:
         own = set_name(run, run.recipe.queries)
         likely = [name for name in (queries, own) if name is not None]
         for name in [*likely, *(s for s in run.query_sets() if not s.startswith(UPLOAD))]:
-            if steps.scores_path(run, name, method + SUFFIX).is_file():
+            if steps.scores_path(run, name, method + PLACEBO).is_file():
                 return name
         return None
 
@@ -251,7 +252,7 @@ class Service:
         name = self.floor_set(method, queries)
         if name is None:
             return None
-        path = steps.scores_path(self.run, name, method + SUFFIX)
+        path = steps.scores_path(self.run, name, method + PLACEBO)
         key = (str(path), path.stat().st_mtime_ns)
         if key not in self._floors:
             self._floors[key] = steps.placebo_null(self.run, name, method)

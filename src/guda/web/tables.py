@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from guda.errors import GudaError
-from guda.evaluation import tables
 from guda.evaluation.results import DatasetEntry, read_entry
+from guda.evaluation.tables import comparison
 from guda.files import read_json
 from guda.methods.base import known_methods
 from guda.run import progress
@@ -77,9 +77,9 @@ def leaderboard(service: Service) -> str:
     macros: Any = answer.environment().get_template("tables.html.j2").module
     boards = []
     for name, entry in found.items():
-        rows = [(row[0], [_cell(c) for c in row[1:]]) for row in tables.rows(entry)]
-        title, footer = tables.title(name, entry), tables.footer(entry)
-        boards.append(macros.leaderboard(title, tables.HEADER, rows, service.method, footer))
+        table = comparison(name, entry)
+        rows = [(row[0], [_cell(c) for c in row[1:]]) for row in table.texts()]
+        boards.append(macros.leaderboard(table.title, table.header, rows, service.method, table.note))
     return "".join(map(str, boards))
 
 

@@ -19,7 +19,7 @@ from guda.data.prompts import Prompts
 from guda.data.text import text_encoder
 from guda.diffusion.denoiser import Denoiser
 from guda.unlearning.anchors import AnchorsConfig, Strategy, make_anchor
-from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 
 class AnchorsUnlearnConfig(FlipsConfig, AnchorsConfig):
@@ -47,22 +47,22 @@ class Anchors(Operator):
             self.strategy, prompts.vocabularies, group, retain, embed, config, frozenset(prompts.objects)
         )
 
-    def anchors(self, forget: Half) -> list[str]:
-        """A new prompt for every image of the half; the draw is keyed by the half and the place in it."""
+    def anchors(self, forget: Batch) -> list[str]:
+        """A new prompt for every image of the batch; the draw is keyed by the batch and the place in it."""
         return [self.anchor.draw(prompt, (*forget.key, "anchor", i)) for i, prompt in enumerate(forget.prompts)]
 
     @torch.no_grad()
-    def target(self, forget: Half) -> torch.Tensor:
+    def target(self, forget: Batch) -> torch.Tensor:
         told = self.teacher.condition(self.anchors(forget))
         assert told is not None
         return self.teacher.eps(forget.x_t, forget.t, told.to(self.teacher.device))
 
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         return torch.nn.functional.mse_loss(student.eps(forget.x_t, forget.t, forget.cond), self.target(forget))
 
     @classmethod
     def step_evals(cls, config: Any, student: int = 3) -> int:
-        """The teacher runs on both halves."""
+        """The teacher runs on both batches."""
         return int((student + 1) * (config.batch_forget + config.batch_retain))
 
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from guda.diffusion.denoiser import Denoiser
-from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 
 class AscentConfig(FlipsConfig):
@@ -25,6 +25,6 @@ class Ascent(Operator):
     summary = "unlearn by gradient ascent on the group's denoising loss, up to a margin"
     conditional = None
 
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         error = (student.eps(forget.x_t, forget.t, forget.cond) - forget.eps).square().flatten(1).mean(1)
         return (self.config.margin - error).clamp_min(0).mean()

@@ -18,7 +18,7 @@ import torch
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import generator
 from guda.unlearning.operators.retain import denoising_loss
-from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 
 @operator("erasediff")
@@ -27,14 +27,14 @@ class EraseDiff(Operator):
     summary = "unlearn by teaching forget images uniform noise (EraseDiff, penalty form)"
     conditional = None
 
-    def target(self, forget: Half) -> torch.Tensor:
+    def target(self, forget: Batch) -> torch.Tensor:
         u = generator(*forget.key, "uniform").random(tuple(forget.eps.shape), dtype=np.float32)
         return torch.from_numpy(u).to(forget.eps)
 
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         return torch.nn.functional.mse_loss(student.eps(forget.x_t, forget.t, forget.cond), self.target(forget))
 
-    def preserve(self, student: Denoiser, retain: Half) -> torch.Tensor:
+    def preserve(self, student: Denoiser, retain: Batch) -> torch.Tensor:
         return denoising_loss(student, retain)
 
     @classmethod

@@ -19,7 +19,7 @@ from guda.data.images import ImageData
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
-from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 
 class EsdConfig(FlipsConfig):
@@ -49,18 +49,18 @@ class Esd(Operator):
             )
         self.model, self.label, self.null = conditional, data.groups.index(group), labels - 1
 
-    def _eps(self, half: Half, label: int) -> torch.Tensor:
-        return self.model.eps(half.x_t, half.t, Cond({"class_labels": torch.full_like(half.t, label)}))
+    def _eps(self, batch: Batch, label: int) -> torch.Tensor:
+        return self.model.eps(batch.x_t, batch.t, Cond({"class_labels": torch.full_like(batch.t, label)}))
 
     @torch.no_grad()
-    def target(self, forget: Half) -> torch.Tensor:
+    def target(self, forget: Batch) -> torch.Tensor:
         with_group, without = self._eps(forget, self.label), self._eps(forget, self.null)
         return without - self.config.guidance * (with_group - without)
 
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         return torch.nn.functional.mse_loss(student.eps(forget.x_t, forget.t), self.target(forget))
 
     @classmethod
     def step_evals(cls, config: Any, student: int = 3) -> int:
-        """The conditional model runs twice on the forget half, the teacher once on the retain half."""
+        """The conditional model runs twice on the forget batch, the teacher once on the retain batch."""
         return int((student + 2) * config.batch_forget + (student + 1) * config.batch_retain)

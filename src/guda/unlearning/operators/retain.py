@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from guda.diffusion.denoiser import Denoiser
-from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 
-def denoising_loss(model: Denoiser, half: Half) -> torch.Tensor:
+def denoising_loss(model: Denoiser, batch: Batch) -> torch.Tensor:
     """The loss the full model was trained by, in the network's own parametrisation."""
-    return torch.nn.functional.mse_loss(model.raw(half.x_t, half.t, half.cond), model.target(half.x0, half.eps, half.t))
+    target = model.target(batch.x0, batch.eps, batch.t)
+    return torch.nn.functional.mse_loss(model.raw(batch.x_t, batch.t, batch.cond), target)
 
 
 @operator("retain")
@@ -27,10 +28,10 @@ class Retain(Operator):
     summary = "fine-tune on the other groups only"
     conditional = None
 
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         return torch.zeros((), device=forget.x_t.device)
 
-    def preserve(self, student: Denoiser, retain: Half) -> torch.Tensor:
+    def preserve(self, student: Denoiser, retain: Batch) -> torch.Tensor:
         return denoising_loss(student, retain)
 
     @classmethod

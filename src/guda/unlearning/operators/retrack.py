@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.unlearning.posterior import effective_size, log_density, posterior_over, ratio_weights, support
-from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 
 class RetrackConfig(FlipsConfig):
@@ -58,7 +58,7 @@ class Retrack(Operator):
             self.own = posterior_over(self.encoded(self.members("forget")), schedule)
         self.effective: list[float] = []  # effective sample size of every step, as a share of the batch
 
-    def target(self, forget: Half) -> torch.Tensor:
+    def target(self, forget: Batch) -> torch.Tensor:
         """What the student should predict at x_t."""
         if self.config.kl_cap is None:
             return self.posterior.eps(forget.x_t, forget.t)
@@ -73,13 +73,13 @@ class Retrack(Operator):
         correction = (a / s) * (w.sum(1, keepdim=True) * x_f - pulled)
         return forget.eps + correction.reshape(forget.eps.shape)
 
-    def weights(self, forget: Half) -> torch.Tensor:
+    def weights(self, forget: Batch) -> torch.Tensor:
         """Importance weights p_ret(x_t)/p_for(x_t) of the samples [B], clipped or normalised as asked."""
         x_t, t = forget.x_t, forget.t
         log_ratio = log_density(self.posterior, x_t, t) - log_density(self.own, x_t, t)
         return ratio_weights(log_ratio, self.config.ratio_clip, self.config.self_normalise)
 
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         target, found = self.target(forget), student.eps(forget.x_t, forget.t)
         if not self.config.density_ratio:
             return torch.nn.functional.mse_loss(found, target)

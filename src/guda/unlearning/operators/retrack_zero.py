@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from guda.diffusion.denoiser import Denoiser
-from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 
 @operator("retrack-zero")
@@ -19,5 +19,5 @@ class RetrackZero(Operator):
     Config = FlipsConfig
     summary = "unlearn by sending forget images to the prediction 0 (the public release's effective loss)"
 
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         return student.eps(forget.x_t, forget.t).square().mean()

@@ -19,7 +19,7 @@ from pydantic import Field
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.unlearning.densities import ImageDensity
-from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator, window_range
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator, window_range
 
 
 class ShiftConfig(FlipsConfig):
@@ -43,25 +43,25 @@ class Shift(Operator):
         self.density = ImageDensity(x0, labels.to(x0.device), teacher.schedule, config.bandwidth)
         self.times = window_range(config.window, teacher.schedule.T)
 
-    def target(self, half: Half) -> torch.Tensor:
+    def target(self, batch: Batch) -> torch.Tensor:
         """What the student should predict at x_t."""
         with torch.no_grad():
-            eps = self.teacher.eps(half.x_t, half.t)
-        a, s = self.teacher.schedule.coefficients(half.t, half.x_t)
-        shift = -(a / s) * self.density.changes(half.x_t, half.t)[0]
+            eps = self.teacher.eps(batch.x_t, batch.t)
+        a, s = self.teacher.schedule.coefficients(batch.t, batch.x_t)
+        shift = -(a / s) * self.density.changes(batch.x_t, batch.t)[0]
         if self.config.cap is not None:
             norm = shift.flatten(1).norm(dim=1).clamp_min(1e-12)
             shift = shift * (self.config.cap / norm).clamp(max=1.0)[:, None, None, None]
-        inside = (half.t >= self.times[0]) & (half.t < self.times[1])
+        inside = (batch.t >= self.times[0]) & (batch.t < self.times[1])
         return eps + torch.where(inside[:, None, None, None], shift, torch.zeros_like(shift))
 
     @classmethod
     def step_evals(cls, config: Any, student: int = 3) -> int:
-        """The teacher runs on both halves; posterior matmuls are counted in seconds."""
+        """The teacher runs on both batches; posterior matmuls are counted in seconds."""
         return int((student + 1) * (config.batch_forget + config.batch_retain))
 
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         return torch.nn.functional.mse_loss(student.eps(forget.x_t, forget.t), self.target(forget))
 
-    def preserve(self, student: Denoiser, retain: Half) -> torch.Tensor:
+    def preserve(self, student: Denoiser, retain: Batch) -> torch.Tensor:
         return torch.nn.functional.mse_loss(student.eps(retain.x_t, retain.t), self.target(retain))

@@ -9,7 +9,8 @@ m ~ q_l = (1-l) q(.|x) + l q(.|a),  q(m|x) = N(m; a_t x, s_t^2 I):
 Both terms share one network evaluation. With both lambdas 1 its expectation is the denoising loss over X without A;
 lambda_forget = 1 + s is the paper's superfactor. The first (1-l) B pairs of a batch are noised at x, the others at a:
 pairs are exchangeable, so fixing how many of each leaves the mixture and its weights exact.
-The "retain" side draws from all images, and a pair shares the forget side's timestep, so `window` holds for both terms.
+The "retain" batch is drawn from all images, and a pair shares the forget image's timestep, so `window` holds for
+both terms.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from pydantic import Field, model_validator
 
 from guda.diffusion.denoiser import Denoiser
-from guda.unlearning.unlearn import FlipsConfig, Half, Operator, operator
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 
 class SissConfig(FlipsConfig):
@@ -46,10 +47,10 @@ class Siss(Operator):
     def members(self, side: str) -> np.ndarray:
         return np.arange(self.data.n) if side == "retain" else super().members(side)
 
-    def forget(self, student: Denoiser, forget: Half) -> torch.Tensor:
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
         raise NotImplementedError("the two terms of siss share their noisy points; see `loss`")
 
-    def loss(self, student: Denoiser, forget: Half, retain: Half) -> torch.Tensor:
+    def loss(self, student: Denoiser, forget: Batch, retain: Batch) -> torch.Tensor:
         n, k = self.data.n, len(self.members("forget"))
         pairs, schedule = len(forget.t), self.teacher.schedule
         at_forget = round(self.config.mixture * pairs)

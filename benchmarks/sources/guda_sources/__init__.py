@@ -1,0 +1,1 @@
+"""Data sources of the benchmarks, found through the entry-point group "guda.sources": emoji, fonts."""

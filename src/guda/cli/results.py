@@ -1,0 +1,164 @@
+"""Commands that show finished work: report, figure, serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from guda.cli.options import ENGINE, Json, QuerySet, RunFolder, command, say
+from guda.errors import GudaError
+
+
+@command
+def report(
+    run: RunFolder,
+    queries: QuerySet = None,
+    stop: Annotated[
+        str | None, typer.Option(help="Report on scores raced to this rule (`guda score --stop`), e.g. top1@0.95.")
+    ] = None,
+    screen: Annotated[
+        str | None, typer.Option(help="With --stop: of the race that was screened so (`guda score --screen`).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page's file, .html; default: report.html in the run folder.")
+    ] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Also write a table: one row per picture, method and group.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Also write everything as report.json, and print one JSON object of paths.")
+    ] = False,
+    as_pdf: Annotated[
+        bool, typer.Option("--pdf", help="Also print the page to PDF; needs Chromium, Chrome or Edge.")
+    ] = False,
+    no_drawings: Annotated[
+        bool, typer.Option("--no-drawings", help="Do not draw what is missing of the same-noise pictures.")
+    ] = False,
+    engine: Any = ENGINE,
+) -> None:
+    """Write report.html: the pictures, their groups with intervals, and how far to trust them."""
+    from guda import steps
+    from guda.report.content import Content
+    from guda.report.page import report_path, write_content
+    from guda.run.run import Run
+
+    if out is not None and out.suffix not in (".html", ".htm"):
+        raise GudaError("report-not-html", f"--out {out}: the report is a page; give a name that ends in .html")
+    if as_pdf:
+        from guda.report.pdf import find_browser
+
+        find_browser()  # before anything is drawn
+    folder = Run.open(run)
+    chosen = steps.choose_queries(folder, queries)
+    variant = steps.variant(folder, stop, None, "keep", screen)
+    content = Content.read(folder, chosen, variant)
+    if not no_drawings:
+        from guda.report.drawings import draw_missing
+
+        draw_missing(folder, [v.id for v in content.views], engine)
+    page = write_content(content, out or report_path(folder, chosen, variant), drawn=not no_drawings)
+    made = {"report": page}
+    if as_csv or as_json:
+        from guda.report.export import write_csv, write_json_report
+
+        if as_csv:
+            made["csv"] = write_csv(content, page.with_suffix(".csv"))
+        if as_json:
+            made["json"] = write_json_report(content, page.with_suffix(".json"))
+    if as_pdf:
+        from guda.report.pdf import write_pdf
+
+        made["pdf"] = write_pdf(page, page.with_suffix(".pdf"))
+    titles = {"report": "Report", "csv": "Table", "pdf": "Paper"}
+    lines = [f"{title}: {made[what]}" for what, title in titles.items() if what in made]
+    say({what: str(path) for what, path in made.items()}, "\n".join(lines), as_json)
+
+
+@command
+def figure(
+    name: Annotated[str | None, typer.Argument(help="Which figure; --list says what there is.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="The run folder.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File ending in .svg, .pdf or .png (pictures: .png); default: in RUN/figures.")
+    ] = None,
+    queries: Annotated[str | None, typer.Option("--queries", "-q", help="A query set's name.")] = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", help="Method id, where the figure is of one.")] = None,
+    query: Annotated[str | None, typer.Option(help="Id of one picture, for ranking.")] = None,
+    names: Annotated[bool, typer.Option("--list", help="Say which figures there are.")] = False,
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Draw one figure of a run for a paper: SVG, PDF or PNG, the same bytes every time."""
+    from guda.report.catalogue import FIGURES, known_figure
+    from guda.report.catalogue import figure as draw
+    from guda.run.run import Run
+
+    if names:
+        lines = [f"  {known:<14}{found.about}" for known, found in FIGURES.items()]
+        return say({known: found.about for known, found in FIGURES.items()}, "\n".join(lines), as_json)
+    if name is not None:
+        known_figure(name)  # before any folder is looked for
+    if name is None or run is None:
+        raise GudaError(
+            "figure-arguments-missing",
+            "name a figure and a run folder: guda figure NAME RUN; names: guda figure --list",
+        )
+    path = draw(Run.open(run), name, engine, out, queries, method, query)
+    say({"figure": str(path)}, f"Figure: {path}", as_json)
+
+
+def serve(
+    run: RunFolder,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="Method that is offered first; default: as in the report.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 7860,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
+    auth: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GUDA_AUTH", show_envvar=True, metavar="USER:PASSWORD",
+            help="Ask visitors for a name and password; prefer the environment variable: command lines are visible in "
+            "process lists.",
+        ),
+    ] = None,
+    max_mb: Annotated[float, typer.Option(help="Largest upload, megabytes.", min=0.001)] = 10.0,
+    max_megapixels: Annotated[float, typer.Option(help="Largest picture, megapixels.", min=0.001)] = 25.0,
+    queue: Annotated[int, typer.Option(help="Pictures that may wait to be scored.", min=1)] = 32,
+    max_uploads: Annotated[int, typer.Option(help="Uploads that the run keeps.", min=1)] = 10_000,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder whose runs the last tab lists; default: where this run is.")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:  # fmt: skip
+    """A page for the run: drop a picture, watch its groups settle; leaderboard, stored results, HTTP API."""
+    from guda.run.run import Run
+    from guda.web.guard import LOOPBACK
+    from guda.web.server import free, need_gradio, parse_auth
+
+    login = parse_auth(auth)
+    folder = Run.open(run)
+    need_gradio()
+    free(host, port)  # before the model is loaded
+    from guda.web.server import serve as serve_app
+    from guda.web.service import Service
+    from guda.web.uploads import Limits
+
+    limits = Limits(max_mb=max_mb, max_megapixels=max_megapixels, queue=queue, uploads=max_uploads)
+    service = Service(folder.root, method, limits)
+    print(f"Loading the model of {folder.root} ...", flush=True)
+    service.warm()
+    if host not in LOOPBACK and login is None:
+        print(f"Warning: {host} can be reached by others and no --auth was given; anyone may upload.", flush=True)
+
+    def ready(address: str) -> None:
+        print(f"Serving {folder.root} by {service.method} at {address}  (press Ctrl-C to stop)", flush=True)
+        if open_:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve_app(service, runs or folder.root.resolve().parent, host, port, login, ready)
+    print("Stopped.", flush=True)

@@ -1,0 +1,249 @@
+"""Commands that make a run and what scoring needs: demo, init, train, fit, sample; and those that look at one: plan,
+status, methods."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from guda.cli.options import (
+    ENGINE,
+    Changes,
+    Groups,
+    Json,
+    Method,
+    RunFolder,
+    Workers,
+    command,
+    fields,
+    say,
+)
+from guda.cli.scores import show_evaluation
+from guda.config import DataConfig, ModelConfig, QueriesConfig
+from guda.errors import GudaError
+
+if TYPE_CHECKING:
+    from guda.run.recipe import Recipe
+
+
+@command
+def demo(
+    run: Annotated[Path, typer.Argument(help="Where to put the run.")] = Path("runs/demo"),
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Digits, end to end: train, unlearn, retrain (the oracle), sample, score, evaluate, report."""
+    from guda.evaluation.results import read_entry
+    from guda.run.recipe import builtin_recipe
+    from guda.run.run import Run
+
+    recipe = builtin_recipe("digits")
+    folder = None
+    if Run.exists(run):
+        folder = Run.open(run)
+        folder.check(recipe)
+        if folder.finished("demo"):  # before anything heavy is imported
+            page, entry = folder.path("report.html"), read_entry(folder.path("evaluation.json"))
+            return show_evaluation(folder.recipe.name, entry, as_json, str(page))
+    from guda import steps
+    from guda.report.drawings import draw_missing
+    from guda.report.page import write_report
+
+    folder = folder or steps.init(run, recipe)
+    entry = steps.pipeline(folder, engine)
+    name = steps.choose_queries(folder)
+    draw_missing(folder, steps.scored_methods(folder, name), engine)
+    page = write_report(folder, name)
+    scored = [f"scores/{name}/{m}.parquet" for m in folder.recipe.methods]
+    folder.finish("demo", ["evaluation.json", "report.html", *scored])
+    show_evaluation(folder.recipe.name, entry, as_json, str(page))
+
+
+@command
+def init(
+    run: RunFolder,
+    data: Changes = fields(DataConfig, "source as --data", "group_by", "content_by", "size", kept=False),
+    model: Changes = fields(ModelConfig, "path as --model", "scheduler", kept=False),
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe file, or the name of a shipped one; options here override it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a run folder from images with groups and a model (or a recipe to train one)."""
+    from guda import steps
+    from guda.run.models import load_data
+
+    chosen = _recipe(recipe, data, model)
+    folder = steps.init(run, chosen, keep_edits=recipe is None)
+    summary = load_data(folder).summary()
+    text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
+    text += [f"  {name:<20} {n:>7} images  {share:6.1%}" for name, n, share in summary]
+    then = "prompts build" if chosen.prompts else "fit" if chosen.model.path else "train"
+    text += [f"Next: guda {then} {folder.root}"]
+    groups = {name: n for name, n, _ in summary}
+    say({"run": str(folder.root), "groups": groups, "model": folder.info["model"]}, "\n".join(text), as_json)
+
+
+def _recipe(name: str | None, data: Changes, model: Changes) -> Recipe:
+    from guda.run.recipe import Recipe, preset, read_recipe
+
+    if name is None:
+        # images of the same things in several styles are what text-to-image models are asked about
+        base: dict[str, Any] = preset(text_to_image="content_by" in data).model_dump(mode="json")
+        if "source" not in data:
+            raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
+        base["name"] = Path(data["source"]).name or data["source"]
+    else:
+        base = read_recipe(name).model_dump(mode="json")
+    base["data"] |= data
+    base["model"] = model if "path" in model else base["model"] | model
+    return Recipe.from_dict(base, name or "options")
+
+
+@command
+def train(run: RunFolder, engine: Any = ENGINE, as_json: Json = False) -> None:
+    """Train the full model of a run that has none."""
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = steps.train(Run.open(run), engine)
+    say({"model": folder}, f"Trained model: {folder}", as_json)
+
+
+@command
+def fit(
+    run: RunFolder,
+    method: Method = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the method, e.g. --set steps=200; kept in the recipe."),
+    ] = None,
+    placebos: Annotated[
+        int, typer.Option(help="Also unlearn N random placebo groups, as a null reference for the scores.", min=0)
+    ] = 0,
+    groups: Groups = None,
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Make a method's counterfactual models (default: the recipe's methods)."""
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    steps.change_groups(folder, groups)
+    if settings:
+        steps.change_settings(folder, method or [], settings)
+    methods = method or [m for m in folder.recipe.methods if m != "logo"]
+    if not methods:
+        raise GudaError(
+            "methods-none",
+            f"the recipe of {run} names no method to fit (logo is fitted only when asked for); give --method",
+        )
+    done = steps.fit(folder, methods, engine, placebos)
+    say({"methods": methods, "tasks_run": done}, f"Fitted {', '.join(methods)} ({done} tasks run).", as_json)
+
+
+@command
+def sample(
+    run: RunFolder,
+    changes: Changes = fields(QueriesConfig, "n as -n", "objects", "seed"),
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Draw queries from the run's model."""
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    steps.change_queries(folder, **changes)
+    name = steps.sample(folder, engine)
+    say({"queries": name}, f"Query set {name}", as_json)
+
+
+def plan(
+    run: RunFolder,
+    method: Method = None,
+    n: Annotated[int | None, typer.Option("-n", help="Queries to plan for; default: the recipe's.", min=1)] = None,
+    workers: Workers = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Simulate the run from nothing on so many workers, e.g. 10,100,1000.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of the cluster, e.g. --set groups=1000 --set price=2.5; docs/planning.md."),
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the simulated schedules (.svg, .png).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Estimate evaluations, time, disk and precision before you run.
+
+    Instead of a run folder, the name of a shipped recipe may be given for its evaluations and disk.
+    With --cluster: worker-hours, storage, price and the schedule on machines you do not have yet."""
+    from guda import steps
+    from guda.cli.display import cluster_text, outline_text, plan_text
+    from guda.config import parse_config
+    from guda.run.run import Run
+
+    if cluster is None and (settings or figure):
+        raise GudaError(
+            "cluster-option-missing",
+            "--set and --figure are of a cluster: give --cluster too, e.g. --cluster 10,100,1000",
+        )
+
+    if not run.exists() and run.name == str(run):  # no folder: the name of a recipe
+        from guda.run.recipe import builtin_recipe
+
+        found = steps.outline(builtin_recipe(run.name), n)
+        return say(found, outline_text(found), as_json)
+    folder = Run.open(run)
+    count = n or steps.query_count(folder, folder.recipe.queries)
+    if cluster is not None:
+        given = steps.parse_settings([f"workers=[{cluster}]", *(settings or [])])
+        config = parse_config(steps.ClusterConfig, given, "--cluster")
+        draw = None
+        if figure is not None:
+            from guda.report.figures import cluster_schedules
+
+            draw = partial(cluster_schedules, path=figure)
+        value = steps.plan_cluster(folder, method or list(folder.recipe.methods), config, count, draw)
+        return say(value, cluster_text(value), as_json)
+    value = steps.plan(folder, method or list(folder.recipe.methods), count, workers)
+    say(value, plan_text(value), as_json)
+
+
+def status(run: RunFolder, as_json: Json = False) -> None:
+    """What is done, what is left."""
+    from guda import steps
+    from guda.run.run import Run
+
+    value = steps.status(Run.open(run))
+    rows = [("model", value["model"]["name"], "ready" if value["model"]["ready"] else "not trained")]
+    rows += [("method", m, f"{v['fitted']}/{v['of']} fitted") for m, v in value["methods"].items()]
+    rows += [
+        ("queries", q, f"{v['n']}, scored by {', '.join(v['scored']) or 'nothing'}")
+        for q, v in value["queries"].items()
+    ]
+    rows += [("running", r, "") for r in value["running"]]
+    rows += [("report", r, "") for r in value["reports"] or ["none"]]
+    lines = [f"{value['run']} (recipe {value['recipe']}): {value['images']} images, {len(value['groups'])} groups"]
+    lines += [f"  {what:<8} {name}{': ' if state else ''}{state}" for what, name, state in rows]
+    say(value, "\n".join(lines), as_json)
+
+
+def methods(as_json: Json = False) -> None:
+    """Every method by its id: what it does, what its scores mean and in which unit."""
+    from guda.methods.base import known_methods
+    from guda.table import Column, Table
+
+    known = {name: cls for name, cls in sorted(known_methods().items()) if cls.summary}
+    value = {name: {"unit": cls.unit, "summary": cls.summary} for name, cls in known.items()}
+    table = Table.of(
+        "Methods",
+        ("method", Column("unit", align="left"), Column("what it does", align="left")),
+        [(name, v["unit"], v["summary"]) for name, v in value.items()],
+    )
+    hint = "Settings of each: `guda fit RUN --method ID --set ...`; docs/operators.md, docs/baselines.md"
+    say(value, f"{hint}\n{table.plain()}", as_json)

@@ -1,0 +1,200 @@
+"""Commands that attribute pictures and say how far to trust it: score, evaluate, health, likelihood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from guda.cli.options import ENGINE, Changes, Groups, Json, Method, QuerySet, RunFolder, command, fields, say
+from guda.config import LikelihoodConfig, ScoringConfig
+from guda.errors import GudaError
+
+if TYPE_CHECKING:
+    from guda.evaluation.likelihood import LikelihoodFile
+
+
+@command
+def score(
+    run: RunFolder,
+    queries: QuerySet = None,
+    method: Method = None,
+    name: Annotated[str | None, typer.Option(help="Name for a new query set; default: its folder's name.")] = None,
+    top: Annotated[int, typer.Option(help="Groups to print per picture.", min=1)] = 3,
+    stop: Annotated[
+        str | None, typer.Option(help="Race to a stop rule: top1@0.95, top3@0.9, budget=N, or two with a comma.")
+    ] = None,
+    screen: Annotated[
+        str | None,
+        typer.Option(
+            help="With --stop: only the first groups by a cheap method start the race (posterior:10), or a tree of "
+            "groups is descended, the parts of the first two of each level racing next (tree:2)."
+        ),
+    ] = None,
+    band: Annotated[
+        str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000; another estimand, named as such.")
+    ] = None,
+    changes: Changes = fields(ScoringConfig, "rounds", "strata", "drift"),
+    groups: Groups = None,
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Attribute pictures: nats per group, with 95 % intervals."""
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    steps.change_groups(folder, groups)
+    methods = method or steps.fitted_methods(folder)
+    if not methods:
+        raise GudaError("method-not-fitted", f"nothing is fitted in {run} yet; run: guda fit {run}")
+    steps.check_fitted(folder, methods)  # before a folder of queries is taken in
+    variant = steps.variant(folder, stop, band, changes.get("drift"), screen)
+    steps.change_scoring(folder, **changes)
+    chosen = steps.choose_or_add_queries(folder, queries, name)
+    results = steps.score(folder, chosen, methods, engine, stop, band, screen)
+    nulls = {m: steps.placebo_null(folder, chosen, m, variant) for m in results}
+    lines = []
+    for found in results.values():
+        lines.append(f"{found.method} ({found.unit}; {found.sign}; {found.estimand})")
+        above = steps.upper_levels(folder, chosen, found.method, variant)
+        if stop is not None:
+            evals = sum(steps.evals_per_picture(folder, s) for s in (*above, found))
+            also = "" if screen is None or above else f", and those of the screen {screen}"
+            lines.append(f"  {evals:,.0f} evaluations per picture on average{also}")
+        shown = found.queries[:5]
+        for query in shown:
+            levels = ["   ".join(str(g) for g in s[query].top(top)) for s in (*above, found)]
+            lines.append(f"  {query}: " + f"\n  {' ' * len(query)}  > ".join(levels))
+        if len(found.queries) > len(shown):
+            more = steps.scores_path(folder, chosen, found.method, variant)
+            lines.append(f"  ... {len(found.queries) - len(shown)} more in {more}")
+        if null := nulls[found.method]:
+            clear = int(null.clears(found).sum())
+            lines.append(f"  {null.sentence(found.unit)};")
+            lines.append(f"  the first group is above that for {clear} of {len(found.queries)} pictures")
+    value = {
+        "queries": chosen,
+        "scores": {
+            m: {
+                "path": str(steps.scores_path(folder, chosen, m, variant)),
+                "unit": s.unit,
+                "estimand": s.estimand,
+                "placebo": null.to_json(s) if (null := nulls[m]) else None,
+            }
+            for m, s in results.items()
+        },
+    }
+    say(value, "\n".join(lines), as_json)
+
+
+@command
+def evaluate(
+    run: RunFolder,
+    queries: QuerySet = None,
+    band: Annotated[str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000.")] = None,
+    bands: Annotated[bool, typer.Option("--bands", help="Top-1 in each noise band, against its own ceiling.")] = False,
+    changes: Changes = fields(ScoringConfig, "drift"),
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Methods against each other: paired differences, p, what is not separated.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare every scored method with the LOGO oracle: six metrics, intervals, ceiling."""
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    chosen = steps.choose_queries(folder, queries)
+    steps.change_scoring(folder, **changes)
+    if not bands:
+        return show_evaluation(folder.recipe.name, steps.evaluate(folder, chosen, band), as_json, pairs=pairs)
+    table = steps.evaluate_bands(folder, chosen)
+    lines = ["Top-1 by noise band, each against its own oracle and ceiling"]
+    lines += [f"  t in {b:<10}" + "   ".join(f"{m} {x:.2f}" for m, x in row.items()) for b, row in table.items()]
+    say(table, "\n".join(lines), as_json)
+
+
+def show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = None, pairs: bool = False) -> None:
+    if as_json:
+        print(json.dumps(entry.model_dump(mode="json") | ({"report": report} if report else {})))
+        return
+    from rich.console import Console
+
+    from guda.evaluation.tables import terminal
+
+    console = Console()
+    console.print(terminal(name, entry, console.width))
+    if pairs:
+        from guda.evaluation.separation import pairs_terminal
+
+        console.print(pairs_terminal(name, entry))
+    if report:
+        print(f"Report: {report}")
+
+
+@command
+def health(
+    run: RunFolder,
+    method: Method = None,
+    changes: Changes = fields(ScoringConfig, "reference as -n"),
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """How far the counterfactuals can be trusted: what they do to training images of every group."""
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    methods = method or steps.health_methods(folder)
+    found = steps.health(folder, methods, engine, changes.get("reference"))
+    if as_json:
+        print(json.dumps({m: h.model_dump(mode="json") for m, h in found.items()}, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    from guda.cli.display import health_tables
+
+    console = Console()
+    for measured in found.values():
+        console.print(*health_tables(measured, console.width), sep="\n")
+
+
+@command
+def likelihood(
+    run: RunFolder,
+    method: Method = None,
+    queries: QuerySet = None,
+    changes: Changes = fields(LikelihoodConfig, "n as -n", "solver", "steps", "seeds"),
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Score by log p (probability-flow ODE), compare the ELBO with it, evaluate every method under both."""
+    from guda.run.run import Run
+    from guda.steps import choose_queries, likelihood_path
+    from guda.steps import likelihood as solve
+
+    folder = Run.open(run)
+    name = choose_queries(folder, queries)
+    found = solve(folder, name, engine, method, **changes)
+    path = likelihood_path(folder, name, "evaluation.json")
+    if as_json:
+        return say({"path": str(path)} | found.model_dump(mode="json"), "", True)
+    _show_likelihood(found, path)
+
+
+def _show_likelihood(found: LikelihoodFile, path: Path) -> None:
+    from rich.console import Console
+
+    from guda.evaluation.likelihood import ORACLES, correlation_table
+    from guda.evaluation.tables import terminal
+
+    console = Console()
+    console.print(correlation_table(found).rewrite(lambda _, cell: cell.replace(" [", "\n[")).rich())
+    for kind, entry in found.oracles.items():
+        console.print(terminal(ORACLES[kind], entry, console.width))
+    if not found.oracles:
+        print("Not compared with LOGO: it is not scored, or its log p was not asked for.")
+    print(f"Tables: {path}, {path.with_suffix('.md')}; scores beside them")

@@ -1,0 +1,249 @@
+"""Asking a method about groups that are not the run's own: `method.on(grouping)`.
+
+    method.on(Subset(("cat", "dog")))   some of the data's groups: a level of a tree, or a few groups for tuning
+    placebos_of(method, 20)             random groups, to see what a score is where there is no group
+    pairs_of(method, [("cat", "dog")])  two groups left out together, to see whether scores add up
+
+Every other grouping is made of the same training images, so everything that leaves out or unlearns a group does the
+same with it. A retraining without a pair deletes the places of both groups from the same stream (same start, same
+order, same noise as its singles); an operator's forget set is the union.
+
+A placebo is as large as the median group and drawn by the key (seed, "placebo", number) from the whole training set;
+the data are regrouped into {placebo, rest}. A group whose score is not above most of theirs cannot be told from chance.
+
+Files lie beside those of the run's groups, in `pairs/` and `placebo/` of the method's folder.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any, ClassVar
+
+import numpy as np
+
+from guda.config import Config
+from guda.data.groups import Groups
+from guda.diffusion.noise import generator
+from guda.errors import GudaError
+from guda.methods.base import Method
+from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.run.models import architecture, asked_groups, load_data
+from guda.unlearning.bank import FILES, file_name
+
+Pair = tuple[str, str]
+
+PLACEBO = "-placebo"  # ends the id under which a method's placebos are scored
+
+
+class Grouping(Config, ABC):
+    """Groups to ask about; `known` is always the data's own grouping."""
+
+    suffix: ClassVar[str] = ""  # of the method's id, which names scores and times
+    drifts: ClassVar[bool] = True  # False: drift has no part in what is compared
+
+    @property
+    @abstractmethod
+    def groups(self) -> tuple[str, ...]: ...
+
+    @property
+    def passes(self) -> float | None:
+        """How many times the steps of a leaf it takes to unlearn each of them; None: as their sizes say."""
+        return None
+
+    @abstractmethod
+    def regroup(self, known: Groups, group: str) -> Groups:
+        """The training images grouped in such a way that `group` is one of the groups."""
+
+    @abstractmethod
+    def file(self, known: Groups, group: str) -> str:
+        """Where the model without `group` is kept, in the method's folder."""
+
+    @classmethod
+    def check(cls, method: Method) -> None:
+        """Refuse a method that cannot be asked about such groups."""
+
+
+class Subset(Grouping):
+    """Some of the data's own groups."""
+
+    names: tuple[str, ...]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return self.names
+
+    def regroup(self, known: Groups, group: str) -> Groups:
+        return known
+
+    def file(self, known: Groups, group: str) -> str:
+        return file_name(known.index(group), group)
+
+
+class Placebos(Grouping):
+    """Random groups placebo-0, placebo-1, ... of `size` images each."""
+
+    suffix = PLACEBO
+    n: int
+    size: int
+    seed: int
+    times: float  # `passes`: no fewer than of the groups they stand for
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(f"placebo-{i}" for i in range(self.n))
+
+    @property
+    def passes(self) -> float:
+        return self.times
+
+    def regroup(self, known: Groups, group: str) -> Groups:
+        inside = np.zeros(known.n_images, bool)
+        order = generator(self.seed, "placebo", self.groups.index(group)).permutation(known.n_images)
+        inside[order[: self.size]] = True
+        return Groups((group, "rest"), np.stack([inside, ~inside], axis=1))
+
+    def file(self, known: Groups, group: str) -> str:
+        folder = "placebo" if self.size == placebo_size(known) else f"placebo-{self.size}"
+        return f"{folder}/{file_name(self.groups.index(group), group)}"
+
+    @classmethod
+    def check(cls, method: Method) -> None:
+        if not method.unlearns:
+            raise GudaError(
+                "placebo-method-unsupported",
+                f"{method.method_id} unlearns nothing, so it has no placebos; give --method and an operator",
+            )
+        if not method.regroupable or architecture(method.run).conditional:
+            raise GudaError(
+                "placebo-labels-unsupported",
+                f"{method.method_id} unlearns a group by its own label or prompts, which random images do not share; "
+                "leave --placebos",
+            )
+
+
+class Pairs(Grouping):
+    """Two groups each, called "a + b"."""
+
+    suffix = "-pairs"
+    drifts = False  # in a difference of three models
+    pairs: tuple[Pair, ...]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(pair_name(pair) for pair in self.pairs)
+
+    @property
+    def passes(self) -> float:
+        return 1.0
+
+    def regroup(self, known: Groups, group: str) -> Groups:
+        return joined(known, self.pairs[self.groups.index(group)])
+
+    def file(self, known: Groups, group: str) -> str:
+        a, b = self.pairs[self.groups.index(group)]
+        return f"pairs/{file_name(known.index(a), f'{known.index(b):04d}-{a}-{b}')}"
+
+    @classmethod
+    def check(cls, method: Method) -> None:
+        if not method.regroupable:
+            why = "by their own labels or prompts" if method.unlearns else "without a model of its own for each"
+            raise GudaError(
+                "pair-method-unsupported",
+                f"{method.method_id} takes groups out {why}, so it has no pairs; give logo or another operator",
+            )
+
+
+def task_grouping(method: ElboMethod) -> dict[str, Any] | None:
+    """What a task needs to know to fit one of the method's groups; None: a group of the data's own."""
+    if method.grouping is None or type(method.grouping) is Subset:
+        return None
+    return method.grouping.model_dump(mode="json")
+
+
+def regrouped(method: Method, grouping: dict[str, Any] | None) -> ElboMethod:
+    """The method as it was when `task_grouping` was asked."""
+    assert has_counterfactuals(method)
+    if grouping is None:
+        return method
+    return method.on((Pairs if "pairs" in grouping else Placebos).model_validate(grouping))
+
+
+# ---- placebos
+
+
+def placebo_size(known: Groups, names: Sequence[str] | None = None) -> int:
+    """The median of the groups that are asked about; default: of all leaves."""
+    sizes = dict(zip(known.names, known.sizes, strict=True))
+    return int(np.median([sizes[name] for name in names or known.leaf_names]))
+
+
+def takes_placebos(method: Method) -> bool:
+    """Whether random groups can be unlearned the way it unlearns a group."""
+    return method.unlearns and method.regroupable
+
+
+def _placebos(method: ElboMethod, n: int) -> Placebos:
+    names = asked_groups(method.run)
+    size = placebo_size(load_data(method.run).groups, names)
+    times = float(np.median([method.passes(g) for g in names]))
+    return Placebos(n=n, size=size, seed=method.config.seed, times=times)
+
+
+def placebos_of(method: Method, n: int) -> ElboMethod:
+    """The method with `n` random groups for groups."""
+    Placebos.check(method)
+    assert has_counterfactuals(method)
+    return method.on(_placebos(method, n))
+
+
+def fitted_placebos(method: Method) -> ElboMethod | None:
+    """As many as there are, from number 0 on; None if there are none."""
+    if not has_counterfactuals(method) or not takes_placebos(method) or method.grouping is not None:
+        return None
+    known, n = load_data(method.run).groups, 0
+    while method.run.has(f"{method.folder}/{_placebos(method, n + 1).file(known, f'placebo-{n}')}"):
+        n += 1
+    return placebos_of(method, n) if n else None
+
+
+# ---- pairs
+
+
+def pairs_of(method: Method, which: Sequence[Pair]) -> ElboMethod:
+    """The method with pairs for groups."""
+    Pairs.check(method)
+    assert has_counterfactuals(method)
+    return method.on(Pairs(pairs=tuple(which)))
+
+
+def pair_name(pair: Pair) -> str:
+    return " + ".join(pair)
+
+
+def joined(known: Groups, pair: Pair) -> Groups:
+    return known.joined(*(known.index(g) for g in pair), name=pair_name(pair))
+
+
+def in_order(groups: Groups, pair: Sequence[str]) -> Pair:
+    """The two names in the data's order, so that (a, b) and (b, a) are one pair; anything else is refused."""
+    numbers = sorted({groups.index(g) for g in pair})
+    if len(groups) < 3:
+        raise GudaError("pair-covers-all", "there are only two groups: without both, nothing is left to train on")
+    if len(pair) != 2 or len(numbers) != 2:
+        raise GudaError("pair-invalid", f"a pair is two different groups, got {' and '.join(map(repr, pair))}")
+    return groups.names[numbers[0]], groups.names[numbers[1]]
+
+
+def pair_files(method: ElboMethod) -> dict[str, str]:
+    """Stored pairs of a method's present settings: file -> name of the pair."""
+    files = [ref.counterfactual for _, others in method.sets() for ref in others.values()]
+    folders = dict.fromkeys(f"{PurePosixPath(file).parent}/pairs" for file in files if file is not None)
+    names, found = load_data(method.run).groups.names, {}
+    for folder in folders:
+        for path in sorted(method.run.path(folder).glob(FILES)):
+            if numbers := re.match(r"(\d{4})-(\d{4})-", path.name):
+                found[f"{folder}/{path.name}"] = pair_name((names[int(numbers[1])], names[int(numbers[2])]))
+    return found

@@ -1,0 +1,148 @@
+"""Scores of pictures by a bank of counterfactuals in memory: the scorer over a part store that no disk sees.
+
+Only the draws of one shard and round are held at a time; terms are a few numbers per picture and draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from guda.config import ScoringConfig
+from guda.data.images import ImageData
+from guda.data.queries import Queries
+from guda.diffusion.denoiser import Denoiser
+from guda.errors import GudaError
+from guda.files import digest
+from guda.parts import MemoryParts
+from guda.scoring.bands import Bands
+from guda.scoring.drift import Drift, draw_reference, measure, reference_index
+from guda.scoring.pilot import MODELS, measure_density
+from guda.scoring.plan import Plan, make_plan
+from guda.scoring.race import StopRule
+from guda.scoring.race_rounds import evaluate_here, iter_rounds
+from guda.scoring.scorer import Scorer, Set, combine, contributions, networks
+from guda.scoring.scores import Scores
+from guda.scoring.settings import OutOfMemory, Settings, fastest
+from guda.unlearning.bank import Bank, Workbench
+from guda.unlearning.rule import Ruled, RuledDenoiser
+
+
+@dataclass(frozen=True)
+class Member:
+    """The model without a group of the bank; None: the model itself."""
+
+    group: str | None
+    family: str | None = None  # "rule": all groups come from one evaluation
+
+    @property
+    def key(self) -> str:
+        return "full" if self.group is None else f"without/{digest(self.group)}"
+
+
+class BankModels:
+    def __init__(self, model: Denoiser, bank: Bank) -> None:
+        self.model, self.bank = model, bank
+        self._digest = model.digest()
+        self._bench = Workbench(model, self._digest)
+
+    def sets(self) -> list[Set[Member]]:
+        family = {g: "rule" if isinstance(c, Ruled) else None for g, c in self.bank.items()}
+        return [(Member(None), {g: Member(g, family[g]) for g in self.bank})]
+
+    def base(self, member: Member) -> Denoiser:
+        return self.model
+
+    def identity(self, member: Member) -> str:
+        return self._digest if member.group is None else f"{self._digest} {member.group}"
+
+    def several(self, members: Sequence[Member]) -> Denoiser:
+        group = members[0].group
+        if group is None or members[0].family is None:
+            return self._bench.use(None if group is None else self.bank[group])
+        ruled = [self.bank[str(m.group)].apply(self.model) for m in members]  # refuses another base
+        assert isinstance(ruled[0], RuledDenoiser)
+        return RuledDenoiser(self._bench.use(None), ruled[0].rule, [r.groups[0] for r in ruled])  # type: ignore[attr-defined]
+
+
+def score_bank(
+    model: Denoiser,
+    bank: Bank,
+    queries: Queries,
+    config: ScoringConfig,
+    data: ImageData | None = None,
+    prompts: Sequence[str] | None = None,
+    stop: StopRule | None = None,
+    band: str | None = None,
+) -> Scores:
+    """`data`, `prompts`: the training images, which an importance plan and drift are measured on."""
+    queries.check_shape(model.image_shape)
+    settings, _ = fastest(model, config.block)
+    while True:
+        try:
+            return _score(model, bank, queries, config, settings, data, prompts, stop, band)
+        except OutOfMemory:
+            settings = settings.halved()
+
+
+def _score(
+    model: Denoiser, bank: Bank, queries: Queries, config: ScoringConfig, settings: Settings, data: ImageData | None,
+    prompts: Sequence[str] | None, stop: StopRule | None, band: str | None,
+) -> Scores:  # fmt: skip
+    plan = _plan(model, bank, config, settings, data, prompts)
+    bands = None if band is None else Bands.parse(band, model.schedule.T)
+    models = BankModels(model, bank)
+    scorer = Scorer(plan, settings, model.schedule, models, MemoryParts(), config.shard)
+    sets, method = models.sets(), next(iter(bank.values())).method
+    if stop is not None:
+        for scores, _ in iter_rounds(  # noqa: B007  the last is the answer
+            scorer, queries, sets, stop, lambda r: evaluate_here(scorer, queries, sets, r), method=method, unit="nats"
+        ):
+            pass
+        return scores
+    drift = None
+    if config.drift == "subtract":
+        drift = _drift(scorer, sets, config, need(data, "drift is measured on training images"), prompts, bands)
+    d = _paired(scorer, sets, queries, config, bands)
+    names = {"method": method, "unit": "nats", "queries": queries.ids, "groups": tuple(bank)}
+    return combine(d, plan, sum(networks(sets)), bands, drift, **names)
+
+
+def need(data: ImageData | None, why: str) -> ImageData:
+    if data is None:
+        raise GudaError("training-images-missing", f"{why}, and this bank was loaded without them: give data=...")
+    return data
+
+
+def _plan(
+    model: Denoiser, bank: Bank, config: ScoringConfig, settings: Settings, data: ImageData | None,
+    prompts: Sequence[str] | None,
+) -> Plan:  # fmt: skip
+    if config.estimand != "elbo" or config.plan != "importance":
+        return make_plan(model.schedule, config)
+    data = need(data, "the importance plan is measured on training images")
+    others = [bank[g].apply(model) for g in list(bank)[:MODELS]]
+    with settings.active():
+        measured = measure_density(model, others, data, config.seed, settings.block, prompts)
+    return make_plan(model.schedule, config, measured.density)
+
+
+def _paired(
+    scorer: Scorer[Member], sets: list[Set[Member]], queries: Queries, config: ScoringConfig, bands: Bands | None
+) -> np.ndarray:
+    full, others = sets[0]
+    for shard in queries.shards(scorer.shard):
+        scorer.evaluate(shard, [full, *others.values()], config.rounds)
+    return contributions(sets, tuple(others), scorer.reader(queries, config.rounds, bands))
+
+
+def _drift(
+    scorer: Scorer[Member], sets: list[Set[Member]], config: ScoringConfig, data: ImageData,
+    prompts: Sequence[str] | None, bands: Bands | None,
+) -> Drift:  # fmt: skip
+    groups = [data.groups.index(g) for g in sets[0][1]]
+    images = draw_reference(data, config.reference, prompts=prompts, groups=groups)
+    scored = _paired(scorer, sets, images, config, bands).mean(axis=0).sum(axis=-1)
+    return measure(np.asarray(scored), ~data.groups.membership[reference_index(images)][:, groups])
