@@ -39,10 +39,10 @@ def heartbeats(run: Run) -> list[str]:
 
 def test_order_products_progress_and_heartbeats(run: Run) -> None:
     tasks = [
-        task("c", needs=("b", "a"), cost=0.1),
-        task("b", "slow", needs=("a",), cost=0.3),
-        task("a", cost=0.7),
-        task("a", cost=0.7),  # the same product again
+        task("c", needs=("b", "a"), cost=10.0),
+        task("b", "slow", needs=("a",), cost=30.0),
+        task("a", cost=70.0),
+        task("a", cost=70.0),  # the same product again
         task("d", "slow", cost=0.0),
     ]
     run.path(tasks[1].heartbeat).parent.mkdir(exist_ok=True)
