@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-house bench-operators bench-scale bench-scoring bench-web lint format types check clean
+.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-house bench-operators bench-scale bench-scoring bench-web lint format types contracts check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -83,10 +83,13 @@ format: install ## Fix style and formatting in place (ruff)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+contracts: install ## Check that library packages import nothing of the workflow (import-linter)
+	$(BIN)/lint-imports
+
 types: install ## Check types (mypy)
 	$(BIN)/mypy
 
-check: lint types test ## Everything a change must pass: lint, types, fast tests
+check: lint types contracts test ## Everything a change must pass: lint, types, import contracts, fast tests
 
 clean: ## Remove caches and build output (keeps .venv and runs/)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

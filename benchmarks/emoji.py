@@ -25,7 +25,7 @@ from guda.evaluation.tables import comparison
 from guda.files import write_text
 from guda.methods.base import get_method
 from guda.methods.terms import load_queries
-from guda.run.models import load_data
+from guda.run.data import load_data
 from guda.run.recipe import Recipe, builtin_recipe
 from guda.run.run import Run
 from guda.scoring.scores import Scores

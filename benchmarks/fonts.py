@@ -28,7 +28,7 @@ from guda.diffusion.noise import generator
 from guda.evaluation.calibration import clopper_pearson
 from guda.evaluation.results import DatasetEntry, write_results
 from guda.methods.base import get_method
-from guda.run.models import load_data
+from guda.run.data import load_data
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.race import caught

@@ -35,7 +35,8 @@ from guda.files import read_json, write_json, write_text
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod
 from guda.methods.terms import load_queries
-from guda.run.models import load_data, load_model
+from guda.run.data import load_data
+from guda.run.models import load_model
 from guda.run.recipe import Recipe, builtin_recipe
 from guda.run.run import Run
 from guda.scoring.estimate import difference

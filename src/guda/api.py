@@ -126,7 +126,9 @@ def _attribute_by_bank(
     model: Denoiser, bank: Bank, queries: Queries, data: ImageData | None, stop: str | None, band: str | None,
     given: dict[str, Any],
 ) -> Scores:  # fmt: skip
-    usual = _preset(model).scoring.model_dump() | ({"plan": "stratified"} if data is None else {})
+    usual = _preset(model).scoring.model_dump()
+    if data is None or len(bank) < 2:  # nothing to measure an importance plan on
+        usual["plan"] = "stratified"
     config: ScoringConfig = parse_config(ScoringConfig, usual | given, "scoring")
     if stop is not None and (band is not None or config.drift == "subtract"):
         raise GudaError("stop-with-band", "a race is over plain scores: leave out stop, or band and drift='subtract'")

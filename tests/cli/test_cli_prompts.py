@@ -18,7 +18,7 @@ from styledimages import STYLES, draw
 from guda import steps
 from guda.data.text import MINILM
 from guda.errors import GudaError
-from guda.run.models import load_prompts
+from guda.run.data import load_prompts
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 

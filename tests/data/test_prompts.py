@@ -17,7 +17,7 @@ from guda.data.images import ImageData
 from guda.data.prompts import Prompts, build_prompts
 from guda.data.templates import SUBJECTS, parse, shuffled
 from guda.errors import GudaError, Mismatch
-from guda.run.models import load_prompts
+from guda.run.data import load_prompts
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 

@@ -9,7 +9,7 @@ from guda.config import Config
 from guda.data.queries import Queries
 from guda.files import read_json, write_json
 from guda.methods.base import Method, get_method
-from guda.run.models import load_data
+from guda.run.data import load_data
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands

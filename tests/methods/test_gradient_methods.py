@@ -21,7 +21,8 @@ from guda.files import read_json, read_tensors, write_json, write_tensors
 from guda.methods.base import get_method, known_methods
 from guda.methods.features import FeatureStore, error_tasks
 from guda.methods.terms import load_queries
-from guda.run.models import load_data, load_model
+from guda.run.data import load_data
+from guda.run.models import load_model
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 

@@ -18,7 +18,8 @@ from guda.methods.health import Health, leakage, read_health
 from guda.methods.reference import draw_reference, reference
 from guda.methods.regroup import Placebos, fitted_placebos, placebo_size, placebos_of
 from guda.methods.terms import load_queries
-from guda.run.models import load_data, load_model
+from guda.run.data import load_data
+from guda.run.models import load_model
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.scoring.null import Null
@@ -221,8 +222,10 @@ def test_what_cannot_be_subtracted(run: Run) -> None:
     model, data = load_model(run, "base"), load_data(run)
     pictures = guda.Queries.from_arrays(data.images[:2])
     bank = guda.unlearn(model, data, steps=1)
-    with pytest.raises(GudaError, match="training images"):
-        guda.attribute(model, bank, pictures, drift="subtract")
+    assert guda.attribute(model, bank, pictures, drift="subtract", reference=4).estimand.endswith("drift subtracted")
+    with pytest.raises(GudaError) as e:
+        guda.attribute(model, guda.Bank(bank), pictures, drift="subtract")
+    assert e.value.code == "training-images-missing"
 
 
 # --- placebos -------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from guda.baselines.features import FeatureConfig, Featuriser
 from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.methods.terms import load_queries
-from guda.run.models import load_data, load_model, model_digest
+from guda.run.data import load_data
+from guda.run.models import load_model, model_digest
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 

@@ -14,7 +14,8 @@ from guda import steps
 from guda.errors import GudaError
 from guda.files import read_json
 from guda.methods.base import get_method, known_methods
-from guda.run.models import load_data, load_model
+from guda.run.data import load_data
+from guda.run.models import load_model
 from guda.run.run import Run
 from guda.run.task import pending
 from guda.scoring.scores import Scores

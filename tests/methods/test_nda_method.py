@@ -17,7 +17,8 @@ from guda.files import read_json, read_tensors
 from guda.methods.base import get_method
 from guda.methods.nda import Nda, NdaConfig, query_mass
 from guda.methods.terms import load_queries
-from guda.run.models import load_data, run_schedule
+from guda.run.data import load_data
+from guda.run.models import run_schedule
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.steps.ablate import Ablation, Axis

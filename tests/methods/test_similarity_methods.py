@@ -14,7 +14,7 @@ from guda.files import digest
 from guda.methods import similarity
 from guda.methods.base import get_method, known_methods
 from guda.methods.terms import load_queries
-from guda.run.models import load_data
+from guda.run.data import load_data
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.steps.ablate import Ablation

@@ -20,7 +20,8 @@ from guda.files import read_tensors
 from guda.methods import synthesized
 from guda.methods.base import get_method, known_methods
 from guda.methods.terms import load_queries
-from guda.run.models import load_data, load_model
+from guda.run.data import load_data
+from guda.run.models import load_model
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.scores import Scores

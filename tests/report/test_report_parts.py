@@ -22,9 +22,9 @@ from guda.report.cards import MethodView
 from guda.report.content import Content
 from guda.report.drawings import draw_missing, drawing_tasks
 from guda.report.export import COLUMNS, SCHEMA, to_json, write_csv, write_json_report
-from guda.report.numbers import probability
 from guda.report.page import render, report_path, write_report
 from guda.report.pdf import find_browser
+from guda.scoring.numbers import probability
 from guda.scoring.scores import Scores
 
 

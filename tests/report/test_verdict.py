@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from guda.report.verdict import verdict
 from guda.scoring.scores import GroupScore
+from guda.scoring.verdict import verdict
 
 
 def ranked(*groups: tuple[str, float, float | None, float | None]) -> list[GroupScore]:

@@ -14,7 +14,8 @@ from guda.files import read_tensors, write_tensors
 from guda.methods.base import get_method
 from guda.methods.regroup import Subset
 from guda.methods.terms import ModelRef, families, load_counterfactual, load_queries, read_terms
-from guda.run.models import load_data, load_model, run_schedule
+from guda.run.data import load_data
+from guda.run.models import load_model, run_schedule
 from guda.run.plan import run_plan
 from guda.run.recipe import Recipe
 from guda.run.run import Run

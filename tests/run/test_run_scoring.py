@@ -19,7 +19,8 @@ from guda.files import read_json
 from guda.methods import terms
 from guda.methods.base import get_method
 from guda.methods.terms import read_terms, terms_folder
-from guda.run.models import load_data, load_model, run_schedule
+from guda.run.data import load_data
+from guda.run.models import load_model, run_schedule
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.run.settings import halve_block, probe, run_settings
@@ -403,7 +404,7 @@ def test_attribute_in_memory_is_the_runs_estimand_and_agrees(run: Run) -> None:
     model, bank, queries = load_model(run, "base"), Bank.load(folder), terms.load_queries(run, SET)
     data = load_data(run)
     settings = {"strata": 12, "rounds": 6, "block": 64, "seed": 5}
-    found = guda.attribute(model, bank, queries, pilot=data, **settings)
+    found = guda.attribute(model, bank, queries, data=data, **settings)
     plain = guda.attribute(model, bank, queries, **settings)
     stored = Scores.read(steps.scores_path(run, SET, "retrack"))
     assert found.estimand == plain.estimand == stored.estimand
@@ -419,8 +420,9 @@ def test_attribute_in_memory_is_the_runs_estimand_and_agrees(run: Run) -> None:
     steps.change_scoring(run, plan="stratified", **settings)  # the same keys: the run's own numbers
     own = steps.score(run, SET, ["retrack"], Inline())["retrack"]
     np.testing.assert_allclose(plain.score, own.score, rtol=1e-3, atol=1e-4)
-    with pytest.raises(GudaError, match="needs a pilot"):
+    with pytest.raises(GudaError) as e:
         guda.attribute(model, bank, queries, plan="importance")
+    assert e.value.code == "training-images-missing"
     alone = guda.attribute(model, Bank({"0": bank["0"]}), queries, **settings)  # one group only
     np.testing.assert_array_equal(alone.score[:, 0], plain.score[:, 0])
 

@@ -26,7 +26,8 @@ from guda.errors import GudaError, Mismatch
 from guda.evaluation.results import read_entry
 from guda.methods.terms import load_queries
 from guda.report.page import write_report
-from guda.run.models import load_data, load_model, load_prompts
+from guda.run.data import load_data, load_prompts
+from guda.run.models import load_model
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 

@@ -21,7 +21,7 @@ from guda.methods.reference import reference
 from guda.methods.regroup import placebos_of
 from guda.report.content import Content
 from guda.report.page import write_report
-from guda.run.models import asked_groups, load_data
+from guda.run.data import load_data, scored_groups
 from guda.run.run import Run
 from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
@@ -60,7 +60,7 @@ def run(finished: Run, tmp_path: Path) -> Run:
 
 
 def test_rankings_are_of_leaves_and_unlearned_models_of_all(run: Run) -> None:
-    assert asked_groups(run) == LEAVES
+    assert scored_groups(run) == LEAVES
     assert Scores.read(steps.scores_path(run, SET, "logo")).groups == LEAVES
     files = {p.stem.partition("-")[2] for p in run.path(get_method(run, "retrack").artifact()).glob("*.safetensors")}
     assert files == {*LEAVES, *TREE}
@@ -130,7 +130,7 @@ def test_one_part_alone_is_no_race_and_no_claim(run: Run) -> None:
 
 def test_the_groups_of_a_level_can_be_asked_about(run: Run) -> None:
     steps.change_groups(run, "level:1")
-    assert asked_groups(run) == ("other", "round", "straight")
+    assert scored_groups(run) == ("other", "round", "straight")
     engine = Inline()
     steps.fit(run, ["logo", "retrack"], engine)
     assert engine.ran == [f"train logo-s1 without {g}" for g in ("other", "round", "straight")]

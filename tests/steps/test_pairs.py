@@ -19,7 +19,8 @@ from guda.files import read_json
 from guda.methods.base import get_method
 from guda.methods.regroup import in_order, joined, pair_files, pairs_of
 from guda.methods.terms import load_queries, read_terms
-from guda.run.models import load_data, load_model, need_training
+from guda.run.data import load_data
+from guda.run.models import load_model, need_training
 from guda.run.run import Run
 from guda.steps.bank import bank_verify
 from guda.unlearning.bank import Counterfactual

@@ -40,7 +40,7 @@ def tune(
 ) -> None:
     """Choose a method's settings by agreement with LOGO, on queries of their own."""
     from guda import steps
-    from guda.run.models import load_data
+    from guda.run.data import load_data
     from guda.run.run import Run
 
     if search is not None and space is not None:

@@ -74,7 +74,7 @@ def init(
 ) -> None:
     """Make a run folder from images with groups and a model (or a recipe to train one)."""
     from guda import steps
-    from guda.run.models import load_data
+    from guda.run.data import load_data
 
     chosen = _recipe(recipe, data, model)
     folder = steps.init(run, chosen, keep_edits=recipe is None)

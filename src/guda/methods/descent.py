@@ -24,7 +24,7 @@ from guda.errors import GudaError
 from guda.methods.elbo import ElboMethod
 from guda.methods.race import run_race
 from guda.methods.regroup import Subset
-from guda.run.models import load_data
+from guda.run.data import load_data
 from guda.run.plan import run_plan
 from guda.run.task import Task
 from guda.scoring.race import Screened, StopRule

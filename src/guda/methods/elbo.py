@@ -19,7 +19,8 @@ from guda.data.groups import Groups
 from guda.data.queries import Queries
 from guda.methods.base import Method
 from guda.methods.terms import ModelRef, run_scorer, score_tasks
-from guda.run.models import asked_groups, load_data, run_schedule
+from guda.run.data import load_data, scored_groups
+from guda.run.models import run_schedule
 from guda.run.plan import run_plan
 from guda.run.task import Task
 from guda.scoring import scorer
@@ -61,7 +62,7 @@ class ElboMethod(Method):
 
     @property
     def groups(self) -> tuple[str, ...]:
-        return asked_groups(self.run) if self.grouping is None else self.grouping.groups
+        return scored_groups(self.run) if self.grouping is None else self.grouping.groups
 
     def nodes(self) -> tuple[str, ...]:
         """The groups that are fitted, which may be more than are asked about."""

@@ -29,15 +29,8 @@ from guda.errors import Mismatch
 from guda.files import digest, read_header, read_tensors, write_tensors
 from guda.methods.terms import load_queries
 from guda.run import progress
-from guda.run.models import (
-    count_weights,
-    load_data,
-    load_model,
-    model_digest,
-    model_files,
-    prompt_files,
-    training_inputs,
-)
+from guda.run.data import load_data, prompt_files
+from guda.run.models import count_weights, load_model, model_digest, model_files, training_inputs
 from guda.run.parts import Sharded, image_shards, query_shard, query_shards
 from guda.run.run import Run
 from guda.run.settings import run_settings

@@ -31,7 +31,8 @@ from guda.files import digest, write_tensors
 from guda.methods.base import Method, make_method, method
 from guda.methods.features import STALE, FeatureStore, error_name, error_tasks, errors
 from guda.methods.terms import load_queries
-from guda.run.models import architecture, asked_groups, full_tasks, load_data, model_digest, resolve
+from guda.run.data import load_data, scored_groups
+from guda.run.models import architecture, full_tasks, model_digest, resolve
 from guda.run.parts import Sharded, query_shards
 from guda.run.run import Run
 from guda.run.task import Task
@@ -189,7 +190,7 @@ class Gradient(Method):
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         found = self.made(queries).concat("scores", {"models": self.models()}, STALE)
-        groups = asked_groups(self.run)
+        groups = scored_groups(self.run)
         every = load_data(self.run).groups
         return Scores(
             method=self.method_id, unit=self.unit, estimand=self.estimand, queries=queries.ids, groups=groups,
@@ -219,7 +220,7 @@ class Gradient(Method):
         return [f"score/{queries}/{self.method_id}", *(self._asked(s).query_stage(queries) for s in self.stores())]
 
     def fit_evals(self) -> float:
-        n, groups = load_data(self.run).n, len(asked_groups(self.run))
+        n, groups = load_data(self.run).n, len(scored_groups(self.run))
         per_image = self.stores()[0].evals + (self.config.residual_timesteps if self._weighted else 0)
         return float(n * per_image * len(self.stores()) / groups)
 

@@ -24,7 +24,8 @@ from guda.files import digest, read_json, write_json
 from guda.methods.base import Method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.reference import Reference
-from guda.run.models import asked_groups, run_schedule
+from guda.run.data import scored_groups
+from guda.run.models import run_schedule
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.scoring.bands import by_band, default_edges
@@ -145,4 +146,4 @@ def read_health(run: Run, method: Method) -> Health | None:
         raise GudaError(
             "health-damaged", f"{path} is damaged ({e.errors()[0]['msg']}); run: guda health {run.root}"
         ) from None
-    return found if tuple(found.groups) == asked_groups(run) else None
+    return found if tuple(found.groups) == scored_groups(run) else None

@@ -24,7 +24,8 @@ from guda.files import digest
 from guda.methods.base import method
 from guda.methods.features import FeatureStore
 from guda.methods.gradient import Gradient
-from guda.run.models import asked_groups, load_model, model_digest, model_files, prompt_files, training_inputs
+from guda.run.data import prompt_files, scored_groups
+from guda.run.models import load_model, model_digest, model_files, training_inputs
 from guda.run.run import Run
 from guda.run.task import Task
 
@@ -110,7 +111,7 @@ class Kfac(Gradient):
         return super().fit_stages() + list(dict.fromkeys(made))
 
     def fit_evals(self) -> float:
-        return super().fit_evals() + self._curvature_evals * len(self.stores()) / len(asked_groups(self.run))
+        return super().fit_evals() + self._curvature_evals * len(self.stores()) / len(scored_groups(self.run))
 
 
 def make_curvature(

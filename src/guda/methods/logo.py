@@ -17,15 +17,8 @@ from guda.methods.base import get_method, method
 from guda.methods.elbo import ElboMethod, Set
 from guda.methods.regroup import regrouped, task_grouping
 from guda.methods.terms import ModelRef
-from guda.run.models import (
-    drop_checkpoints,
-    full_name,
-    full_tasks,
-    need_training,
-    prompt_files,
-    train_evals,
-    train_model,
-)
+from guda.run.data import prompt_files
+from guda.run.models import drop_checkpoints, full_name, full_tasks, need_training, train_evals, train_model
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.unlearning.bank import Counterfactual

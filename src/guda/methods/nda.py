@@ -35,7 +35,8 @@ from guda.files import write_json
 from guda.methods.base import Method, method
 from guda.methods.terms import load_queries
 from guda.run import progress
-from guda.run.models import asked_groups, load_data, run_schedule
+from guda.run.data import load_data, scored_groups
+from guda.run.models import run_schedule
 from guda.run.parts import Sharded, query_shard, query_shards
 from guda.run.run import Run
 from guda.run.task import Task
@@ -125,7 +126,7 @@ class Nda(Method):
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         mass = self.masses(queries).concat("mass").astype(np.float64)
-        data, groups = load_data(self.run), asked_groups(self.run)
+        data, groups = load_data(self.run), scored_groups(self.run)
         _, members = chosen(data, self.config.per_group)
         asked = [members[data.groups.index(name)] for name in groups]
         return Scores(

@@ -12,7 +12,8 @@ from guda.config import parse_config
 from guda.methods.base import method
 from guda.methods.elbo import ElboMethod, Set
 from guda.methods.terms import ModelRef
-from guda.run.models import architecture, load_data, load_model, model_digest, model_files
+from guda.run.data import load_data
+from guda.run.models import architecture, load_model, model_digest, model_files
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.unlearning.rule import RuleConfig, fit_rule, refuse_conditional, save_rule

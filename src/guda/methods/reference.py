@@ -15,7 +15,8 @@ from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.methods.elbo import ElboMethod
 from guda.methods.terms import load_queries, score_tasks
-from guda.run.models import architecture, asked_groups, load_data, training_prompts
+from guda.run.data import load_data, scored_groups, training_prompts
+from guda.run.models import architecture
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
@@ -32,7 +33,7 @@ class Reference:
 def reference(run: Run, seed: int = SEED) -> Reference:
     """The run's, of the size its recipe asks for; made where there is none."""
     data = load_data(run)
-    groups = None if run.recipe.scoring.groups is None else [data.groups.index(g) for g in asked_groups(run)]
+    groups = None if run.recipe.scoring.groups is None else [data.groups.index(g) for g in scored_groups(run)]
     name = reference_name(run.recipe.scoring.reference, seed, groups)
     if not run.has(f"queries/{name}/index.json"):
         prompts = training_prompts(run)

@@ -30,7 +30,8 @@ from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.methods.base import Method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
-from guda.run.models import architecture, asked_groups, load_data
+from guda.run.data import load_data, scored_groups
+from guda.run.models import architecture
 from guda.unlearning.bank import FILES, file_name
 
 Pair = tuple[str, str]
@@ -186,7 +187,7 @@ def takes_placebos(method: Method) -> bool:
 
 
 def _placebos(method: ElboMethod, n: int) -> Placebos:
-    names = asked_groups(method.run)
+    names = scored_groups(method.run)
     size = placebo_size(load_data(method.run).groups, names)
     times = float(np.median([method.passes(g) for g in names]))
     return Placebos(n=n, size=size, seed=method.config.seed, times=times)

@@ -32,7 +32,7 @@ from guda.errors import GudaError
 from guda.files import digest, read_tensors, write_tensors
 from guda.methods.base import METHODS, Method, method
 from guda.methods.terms import load_queries
-from guda.run.models import asked_groups, load_data
+from guda.run.data import load_data, scored_groups
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
@@ -120,7 +120,7 @@ class Similarity(Method):
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         tensors, _ = read_tensors(self.run.path(self._file))
-        groups, every = asked_groups(self.run), load_data(self.run).groups
+        groups, every = scored_groups(self.run), load_data(self.run).groups
         asked, features = [every.index(name) for name in groups], self._features(queries)
         if self._of_means:
             score = cosines(features, tensors["means"].numpy(), self.config.rule)[:, asked]

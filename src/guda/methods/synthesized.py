@@ -38,17 +38,8 @@ from guda.methods.base import Method, method
 from guda.methods.terms import load_queries
 from guda.parts import FolderParts
 from guda.run import progress
-from guda.run.models import (
-    architecture,
-    asked_groups,
-    count_weights,
-    load_data,
-    load_model,
-    model_digest,
-    model_files,
-    prompt_files,
-    training_inputs,
-)
+from guda.run.data import load_data, prompt_files, scored_groups
+from guda.run.models import architecture, count_weights, load_model, model_digest, model_files, training_inputs
 from guda.run.parts import Sharded, query_shard, query_shards
 from guda.run.run import Run
 from guda.run.settings import run_settings
@@ -117,7 +108,7 @@ class Synthesized(Method):
     def chosen(self) -> list[np.ndarray]:
         """The images that stand for each asked group (positions)."""
         data = load_data(self.run)
-        return [exemplars(data, data.groups.index(name), self.config.per_group) for name in asked_groups(self.run)]
+        return [exemplars(data, data.groups.index(name), self.config.per_group) for name in scored_groups(self.run)]
 
     @property
     def _losses_evals(self) -> int:
@@ -200,14 +191,14 @@ class Synthesized(Method):
         return Scores(
             method=self.method_id, unit=self.unit,
             estimand=f"{config.aggregate} of training losses gained by unlearning the query, {how}",
-            queries=queries.ids, groups=asked_groups(self.run),
+            queries=queries.ids, groups=scored_groups(self.run),
             score=by_group(lambda images: tau[:, images], places, config.aggregate),
             n_evals=round(self._ascent_evals + self._after_evals / len(self.chosen)),  # the ascent serves all groups,
             sign="positive = the images help",
         )  # fmt: skip
 
     def fit_evals(self) -> float:
-        return (self._pass_evals * self.config.fisher_passes + self._losses_evals) / len(asked_groups(self.run))
+        return (self._pass_evals * self.config.fisher_passes + self._losses_evals) / len(scored_groups(self.run))
 
     def score_evals(self) -> float:
         return self._ascent_evals + self._after_evals

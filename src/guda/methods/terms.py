@@ -16,7 +16,8 @@ from guda.diffusion.denoiser import Denoiser
 from guda.files import digest, digest_file
 from guda.parts import FolderParts
 from guda.run import progress
-from guda.run.models import load_data, load_model, model_digest, model_files, run_schedule
+from guda.run.data import load_data
+from guda.run.models import load_model, model_digest, model_files, run_schedule
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.run.settings import run_settings

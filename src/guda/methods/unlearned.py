@@ -14,16 +14,14 @@ from guda.methods.reference import reference, reference_scores, reference_tasks
 from guda.methods.regroup import regrouped, task_grouping
 from guda.methods.terms import ModelRef
 from guda.run import progress
+from guda.run.data import load_data, load_prompts, prompt_files
 from guda.run.models import (
     architecture,
     conditional_name,
     conditional_tasks,
-    load_data,
     load_model,
-    load_prompts,
     model_files,
     need_training,
-    prompt_files,
     training_inputs,
 )
 from guda.run.run import Run

@@ -6,7 +6,6 @@ large group has more to explain a picture with.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,56 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from guda.report.numbers import decimals, interval, plain, probability, signed
-from guda.report.verdict import Kind, Verdict, verdict
+from guda.scoring.bars import Row, Scale, make_row
 from guda.scoring.null import Null
+from guda.scoring.numbers import decimals, interval, probability, signed
 from guda.scoring.scores import GroupScore, Scores
+from guda.scoring.verdict import Kind, Verdict, verdict
 
 PER = 1000  # images
 
-TICKS = 4
-
 ODDS, LEAST = 3, 0.005  # groups of a picture whose probability of being first is told beside its verdict, if it is more
-
-
-@dataclass(frozen=True)
-class Scale:
-    """From scores to percent of a bar's track; zero is always on it."""
-
-    lo: float
-    hi: float
-
-    @classmethod
-    def of(cls, *arrays: np.ndarray | None) -> Scale:
-        found = [a for a in arrays if a is not None]
-        lo = min(0.0, *(float(np.nanmin(a)) for a in found if not np.isnan(a).all()))
-        hi = max(0.0, *(float(np.nanmax(a)) for a in found if not np.isnan(a).all()))
-        return cls(lo, hi) if hi > lo else cls(0.0, 1.0)
-
-    def at(self, value: float) -> float:
-        return round(100 * (value - self.lo) / (self.hi - self.lo), 2)
-
-    def ticks(self) -> list[tuple[float, str]]:
-        """(percent, label): zero and round numbers on both sides of it."""
-        raw = (self.hi - self.lo) / TICKS
-        power = 10.0 ** math.floor(math.log10(raw))
-        step = power * next(m for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
-        digits = max(0, -math.floor(math.log10(step)))
-        numbers = range(math.ceil(self.lo / step - 1e-9), math.floor(self.hi / step + 1e-9) + 1)
-        return [(self.at(n * step), plain(n * step, digits)) for n in numbers]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One group of one picture; a, w, l, h: left end and width of the bar, ends of the whisker, percent."""
-
-    group: int
-    name: str
-    kind: str  # CSS classes: pos | neg, sure where the interval clears zero, open where there is none
-    style: str
-    value: str
-    interval: str
-    title: str
 
 
 @dataclass(frozen=True)
@@ -202,24 +160,14 @@ class MethodView:
         return [self._row(q, int(g), scale) for g in self.order[q]]
 
     def _row(self, q: int, g: int, scale: Scale) -> Row:
-        value, name = float(self.scores.score[q, g]), self.scores.groups[g]
-        seen = self.lo is not None and self.hi is not None and bool(np.isfinite(self.lo[q, g]))
-        lo, hi = (float(self.lo[q, g]), float(self.hi[q, g])) if seen else (None, None)  # type: ignore[index]
-        a, b = sorted((scale.at(0.0), scale.at(value)))
-        style = f"--a:{a:g}%;--w:{b - a:.4g}%"
-        sure = False
-        if lo is not None and hi is not None:
-            style += f";--l:{scale.at(lo):g}%;--h:{scale.at(hi) - scale.at(lo):.4g}%"
-            sure = lo > 0 or hi < 0
-        text, between = signed(value, self.digits), interval(lo, hi, self.digits)
-        title = f"{name}: {f'{text} {between}'.strip()} {self.unit}"
+        more = ""
         if self.nats:
             per = signed(float(self.per_score[q, g]), self.per_digits)
-            title += f"; {per} per {PER:,} images (group of {int(self.sizes[g]):,})"
-        if self.scores.p_first is not None and not np.isnan(self.scores.p_first[q, g]):
-            title += f"; first with probability {probability(float(self.scores.p_first[q, g]))}"
-        kind = ("neg" if value < 0 else "pos") + (" sure" if sure else " open" if lo is None else "")
-        return Row(g, name, kind, style, text, between, title)
+            more = f"; {per} per {PER:,} images (group of {int(self.sizes[g]):,})"
+        found = self.scores.cell(q, g)
+        if found.p_first is not None:
+            more += f"; first with probability {probability(found.p_first)}"
+        return make_row(g, found, scale, self.digits, more)
 
     def group_lines(self, exemplars: Sequence[tuple[str, ...]]) -> list[GroupLine]:
         first = Counter(int(g) for g in self.order[:, 0])

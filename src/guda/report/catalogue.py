@@ -23,7 +23,7 @@ from guda.report import figures, pictures
 from guda.report.content import main_method
 from guda.report.same_noise import same_noise, same_noise_tasks
 from guda.report.trust import read_evaluation
-from guda.run.models import asked_groups, load_data
+from guda.run.data import load_data, scored_groups
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.steps.timing import timings
@@ -69,7 +69,7 @@ class Asked:
 
     def evaluation(self) -> DatasetEntry:
         name = self.set
-        found = read_evaluation(self.run, name, load_queries(self.run, name).n, len(asked_groups(self.run)))
+        found = read_evaluation(self.run, name, load_queries(self.run, name).n, len(scored_groups(self.run)))
         if found is None:
             fix = f"guda evaluate {self.run.root} --queries {name}"
             raise GudaError(

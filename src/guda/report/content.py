@@ -20,11 +20,12 @@ from guda.files import digest_file
 from guda.methods.terms import load_queries
 from guda.report import trust
 from guda.report.cards import MethodView
-from guda.report.verdict import LABELS
-from guda.run.models import asked_data, load_data, model_digest
+from guda.run.data import load_data, scored_data
+from guda.run.models import model_digest
 from guda.run.run import Run
 from guda.scoring.null import Null
 from guda.scoring.scores import Scores
+from guda.scoring.verdict import LABELS
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class Content:
     def read(cls, run: Run, name: str, variant: str | None = None) -> Content:
         from guda.steps import placebo_null
 
-        data, queries = asked_data(run), load_queries(run, name)
+        data, queries = scored_data(run), load_queries(run, name)
         found = read_scores(run, data, queries, name, variant)
         # placebos are scored by the recipe's rounds, and a race estimates the same scores
         nulls = {s.method: placebo_null(run, name, s.method) for s in found}

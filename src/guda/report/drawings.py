@@ -15,7 +15,7 @@ from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.report.same_noise import SameNoise, columns, models, read, same_noise_tasks
 from guda.report.thumbnails import SMALLEST, Symbols, side_for
-from guda.run.models import asked_groups
+from guda.run.data import scored_groups
 from guda.run.run import Run
 from guda.run.task import Task, pending
 
@@ -59,7 +59,7 @@ class Drawings:
 
 def config(run: Run) -> SameNoise:
     """Four noises; a text-to-image model is asked for every group, as far as that stays few."""
-    return SameNoise(n=SHOWN if run.recipe.prompts is None else max(SHOWN, min(PROMPTS, len(asked_groups(run)))))
+    return SameNoise(n=SHOWN if run.recipe.prompts is None else max(SHOWN, min(PROMPTS, len(scored_groups(run)))))
 
 
 def drawn_by(run: Run, method: str) -> str | None:
@@ -89,7 +89,7 @@ def draw_missing(run: Run, methods: Iterable[str], engine: Callable[[Run, list[T
 
 def read_drawings(run: Run, methods: list[str], symbols: Symbols) -> Drawings | None:
     """Of the methods that are drawn, in this order while the budget lasts; None where nothing is drawn."""
-    asked, groups = config(run), asked_groups(run)
+    asked, groups = config(run), scored_groups(run)
     drawn: dict[str, str] = {}
     for m in methods:
         try:

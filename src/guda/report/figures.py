@@ -18,10 +18,11 @@ from guda.evaluation.metrics import LABELS
 from guda.evaluation.results import Cost, DatasetEntry, MethodEntry
 from guda.evaluation.tables import CEILING_NAME
 from guda.evaluation.timing import Timing, crossing, one_retraining
-from guda.report.numbers import decimals
 from guda.report.style import DIVERGING, FAINT, INK, OKABE_ITO, dashes, drawing, look
-from guda.report.verdict import verdict
+from guda.scoring.bars import draw_bars
+from guda.scoring.numbers import decimals
 from guda.scoring.scores import SIGN, Scores
+from guda.scoring.verdict import verdict
 from guda.table import human_count
 
 APART = (0.015, 0.03)  # of the axes: points closer than this in both are drawn side by side
@@ -168,17 +169,9 @@ def ranking(scores: Scores, query: str, image: np.ndarray, path: Path, oracle: s
         left.set_axis_off()
         left.set_anchor("N")
         left.set_title(query, fontsize=7.5, wrap=True)
-        for y, g in enumerate(ranked):
-            sure = g.lo is not None and g.hi is not None and (g.lo > 0 or g.hi < 0)
-            axis.barh(y, g.score, 0.62, color=OKABE_ITO[g.score < 0], alpha=1 if sure else 0.35, lw=0)
-            if g.lo is not None and g.hi is not None:
-                axis.plot([g.lo, g.hi], [y, y], color=INK, lw=1.1, marker="|", ms=5, zorder=3)
-        axis.axvline(0, color=INK, lw=0.7)
-        axis.set_yticks(range(len(ranked)), [f"{'◆ ' if g.group == oracle else ''}{g.group}" for g in ranked])
-        axis.tick_params(axis="y", length=0)
-        axis.set_ylim(len(ranked) - 0.4, -0.6)
-        what = "bars: score, lines: 95 % intervals" if ranked[0].lo is not None else "no intervals: no error model"
-        axis.set_xlabel(f"{scores.unit} ({scores.sign}; {what})" + ("\n◆ first by retraining" if oracle else ""))
+        draw_bars(axis, ranked, scores.sign, oracle)
+        if oracle:
+            axis.set_xlabel(f"{axis.get_xlabel()}\n◆ first by retraining")
         axis.set_title(f"{scores.method}: {told.headline}", loc="left", wrap=True)
     return path
 

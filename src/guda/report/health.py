@@ -16,9 +16,9 @@ import numpy as np
 from guda.methods.base import get_method
 from guda.methods.health import DriftFigure, Health, read_health
 from guda.report.cards import MethodView, Scale
-from guda.report.numbers import decimals, interval, percent, signed
 from guda.run.run import Run
 from guda.scoring.null import QUANTILE, Null
+from guda.scoring.numbers import decimals, interval, percent, signed
 
 NUMBERED = 16  # with more groups, numbers do not fit into the cells; they are in the tooltips
 

@@ -20,15 +20,16 @@ import numpy as np
 from guda.errors import GudaError
 from guda.evaluation.tables import comparison
 from guda.files import write_text
-from guda.report import costs, health, numbers, trust
+from guda.report import costs, health, trust
 from guda.report.cards import PER, MethodView
 from guda.report.content import Content
 from guda.report.drawings import Drawings, read_drawings
 from guda.report.thumbnails import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
-from guda.report.verdict import LABELS
 from guda.run.run import Run
+from guda.scoring import numbers
 from guda.scoring.drift import SUBTRACTED
 from guda.scoring.scores import Scores
+from guda.scoring.verdict import LABELS
 
 TEMPLATE = "page.html.j2"
 
@@ -84,11 +85,11 @@ def render(run: Run, queries: str, variant: str | None = None) -> str:
 
 
 def render_content(content: Content, drawn: bool = True) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("guda.report", "."), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        loader=ChoiceLoader([PackageLoader("guda.report", "."), PackageLoader("guda.scoring", ".")]), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"percent": numbers.percent, "signed": numbers.signed}
     return environment.get_template(TEMPLATE).render(**_context(content, drawn))

@@ -23,7 +23,8 @@ from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import ModelRef, load_counterfactual
 from guda.report.pictures import grid
 from guda.run import progress
-from guda.run.models import asked_groups, load_data, load_model, load_prompts, prompt_files
+from guda.run.data import load_data, load_prompts, prompt_files, scored_groups
+from guda.run.models import load_model
 from guda.run.run import Run
 from guda.run.task import Task
 
@@ -66,7 +67,7 @@ def columns(run: Run, config: SameNoise) -> list[tuple[str, str | None]]:
         if classes is None:
             return [(f"noise {i}", None) for i in range(config.n)]
         return [(f"class {i % classes}", str(i % classes)) for i in range(config.n)]
-    evaluation, styles = load_prompts(run).evaluation, asked_groups(run)
+    evaluation, styles = load_prompts(run).evaluation, scored_groups(run)
     found: list[tuple[str, str | None]] = []
     for i in range(config.n):
         style = styles[i % len(styles)]
@@ -79,7 +80,7 @@ def columns(run: Run, config: SameNoise) -> list[tuple[str, str | None]]:
 def _part(run: Run, ref: ModelRef, config: SameNoise) -> str:
     # the groups that are shown do not change a model's pictures
     made = [config.n, config.seed, config.steps, BLOCK, run.recipe.queries.guidance if run.recipe.prompts else None]
-    told = digest([ref.key, made, list(asked_groups(run)) if run.recipe.prompts else None])
+    told = digest([ref.key, made, list(scored_groups(run)) if run.recipe.prompts else None])
     return f"figures/same-noise/{told}.safetensors"
 
 

@@ -11,8 +11,8 @@ from guda.evaluation.calibration import Share
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.results import DatasetEntry, Figure
 from guda.files import read_json
-from guda.report.numbers import percent, probability
 from guda.run.run import Run
+from guda.scoring.numbers import percent, probability
 
 METRIC = "top1"
 

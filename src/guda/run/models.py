@@ -2,7 +2,8 @@
 
 `base` is the run's model (given, or trained with the recipe's seed); `full-s<seed>` are full models trained here;
 `start` is the pretrained model that they are fine-tuned from, where the recipe names one;
-`conditional-s<seed>` is told the group of every image, or a null label after the last group: some operators ask it.
+`conditional-s<seed>` is conditioned on the group of every image, or on a null label after the last group, for
+operators that need it.
 """
 
 from __future__ import annotations
@@ -11,73 +12,29 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guda.config import ModelConfig
+from guda.config import ModelConfig, TrainingConfig
 from guda.data.groups import Groups
-from guda.data.images import ImageData
 from guda.diffusion import distributed
-from guda.diffusion.denoiser import Denoiser, default_device
+from guda.diffusion.denoiser import Denoiser, Latents, default_device
+from guda.diffusion.loading import build_denoiser
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, Mismatch
 from guda.files import atomic_folder, read_json, write_json
 from guda.run import progress
+from guda.run.cache import cached_conditions, cached_latents
+from guda.run.data import load_data, prompt_files, training_prompts
 from guda.run.run import Run
 from guda.run.sketch import Sketch
 from guda.run.task import Task
 
 if TYPE_CHECKING:
-    from guda.diffusion.denoiser import Latents
     from guda.diffusion.training import Trained
-from guda.data.prompts import Prompts
-from guda.diffusion.loading import build_denoiser
 
 LABEL_DROPOUT = 0.1  # share of images that the conditional model sees under the null label
 
 GIVEN = {"base": "model", "start": "start"}  # models that were not made here -> where run.json has their digest
 
 CARD = "guda.json"  # beside a trained model: what it is and the digest of its weights
-
-
-@lru_cache(maxsize=4)
-def _data(folder: str, mtime: int) -> ImageData:
-    return ImageData.load(folder)
-
-
-def load_data(run: Run) -> ImageData:
-    if isinstance(run, Sketch):
-        return run.data
-    folder = run.path("data")
-    index = folder / "index.json"
-    data = _data(str(folder), index.stat().st_mtime_ns) if index.is_file() else ImageData.load(folder)
-    if (expected := run.info.get("data_digest")) != data.digest:
-        raise Mismatch(
-            "data-changed",
-            f"{folder} holds other images than the run was made from",
-            data.digest,
-            expected,
-            "restore it",
-        )
-    return data
-
-
-def asked_groups(run: Run) -> tuple[str, ...]:
-    """The groups that are ranked, in the data's order: all (of a tree, the leaves), or those the recipe names."""
-    groups, asked = load_data(run).groups, run.recipe.scoring.groups
-    if asked is None:
-        return groups.leaf_names
-    numbers = {groups.index(name) for name in asked}
-    groups.check_apart(sorted(numbers))
-    return tuple(name for k, name in enumerate(groups.names) if k in numbers)
-
-
-def asked_data(run: Run) -> ImageData:
-    """The training images of those groups, under them alone."""
-    data, asked = load_data(run), asked_groups(run)
-    return data if asked == data.groups.names else _only(data, asked)
-
-
-@lru_cache(maxsize=2)
-def _only(data: ImageData, groups: tuple[str, ...]) -> ImageData:
-    return data.only(groups)
 
 
 def full_name(seed: int) -> str:
@@ -100,7 +57,7 @@ def resolve(run: Run, name: str) -> str:
 
 
 def model_files(run: Run, name: str) -> tuple[str, ...]:
-    """What must exist in the run before the model can be loaded."""
+    """Files that must exist in the run before the model can be loaded."""
     name = resolve(run, name)
     return () if name in GIVEN else (f"models/{name}/{CARD}",)
 
@@ -115,17 +72,12 @@ def model_digest(run: Run, name: str) -> str:
 @lru_cache(maxsize=8)
 def _load(path: str, scheduler: str | None, expected: str, frozen: str | None, lora: str | None = None) -> Denoiser:
     denoiser = Denoiser.from_pretrained(path, scheduler, lora)
-    if (found := denoiser.digest()) != expected:
-        raise Mismatch(
-            "model-changed",
-            f"{path}: digest of the weights",
-            found,
-            expected,
-            "the model changed since; use another run",
-        )
-    if frozen is not None and denoiser.frozen is not None and (found := denoiser.frozen.digest()) != frozen:
+    if (digest := denoiser.digest()) != expected:
+        hint = "the model changed since; use another run"
+        raise Mismatch("model-changed", f"{path}: digest of the weights", digest, expected, hint)
+    if frozen is not None and denoiser.frozen is not None and (digest := denoiser.frozen.digest()) != frozen:
         what = f"{path}: digest of its VAE and text encoders"
-        raise Mismatch("pipeline-changed", what, found, frozen, "the pipeline changed since; use another run")
+        raise Mismatch("pipeline-changed", what, digest, frozen, "the pipeline changed since; use another run")
     return denoiser.to(default_device())
 
 
@@ -165,7 +117,7 @@ def given_name(config: ModelConfig) -> str | None:
 
 
 def architecture(run: Run) -> Denoiser:
-    """A network of the run's architecture; its weights mean nothing."""
+    """A network of the run's architecture, with whatever weights."""
     if isinstance(run, Sketch):
         return run.model
     if (given := given_name(run.recipe.model)) is not None:
@@ -186,7 +138,7 @@ def train_evals(run: Run) -> int:
     return 3 * training.steps * training.batch
 
 
-def need_training(run: Run):  # type: ignore[no-untyped-def]
+def need_training(run: Run) -> TrainingConfig:
     if run.recipe.training is None:
         raise GudaError(
             "training-section-missing",
@@ -196,24 +148,21 @@ def need_training(run: Run):  # type: ignore[no-untyped-def]
 
 
 def full_tasks(run: Run, seed: int) -> list[Task]:
-    name = full_name(seed)
-    return [
-        Task(
-            name=f"train {name}", stage="train", fn="guda.run.models:train_full", args={"seed": seed},
-            makes=(f"models/{name}/{CARD}",), needs=prompt_files(run), cost=float(train_evals(run)), trains=True,
-            store="fp32",
-        )
-    ]  # fmt: skip
+    return [_train_task(run, full_name(seed), "train", "guda.run.models:train_full", seed, prompt_files(run))]
 
 
-def prompt_files(run: Run) -> tuple[str, ...]:
-    """What must exist before a text-to-image model is trained or asked about training images."""
-    return () if run.recipe.prompts is None else ("/".join(PROMPTS),)
+def conditional_tasks(run: Run) -> list[Task]:
+    """The group-conditional twin of the run's model: trained once, listed apart from what each group costs."""
+    seed = need_training(run).seed
+    fn = "guda.run.models:train_conditional"
+    return [_train_task(run, conditional_name(seed), "train/conditional", fn, seed, ())]
 
 
-def training_prompts(run: Run) -> tuple[str, ...] | None:
-    """One per training image; None for a run whose model is told nothing."""
-    return None if run.recipe.prompts is None else load_prompts(run).training
+def _train_task(run: Run, name: str, stage: str, fn: str, seed: int, needs: tuple[str, ...]) -> Task:
+    return Task(
+        name=f"train {name}", stage=stage, fn=fn, args={"seed": seed}, makes=(f"models/{name}/{CARD}",), needs=needs,
+        cost=float(train_evals(run)), trains=True, store="fp32",
+    )  # fmt: skip
 
 
 def train_model(run: Run, seed: int, checkpoint: Path, groups: Groups | None = None, **options: Any) -> Trained:
@@ -231,38 +180,25 @@ def train_model(run: Run, seed: int, checkpoint: Path, groups: Groups | None = N
 
 
 def training_inputs(run: Run, denoiser: Denoiser, flips: bool) -> tuple[Latents, tuple[str, ...] | None]:
-    """The training images as the model sees them and what it is told of each; encoded once per run."""
-    from guda.run.cache import cached_conditions, cached_latents
-
+    """The training images as the model sees them and their prompts; encoded once per run."""
     prompts = training_prompts(run)
     cached_conditions(run, denoiser, prompts)
     return cached_latents(run, denoiser, load_data(run), flips), prompts
 
 
-def conditional_tasks(run: Run) -> list[Task]:
-    """The group-conditional twin of the run's model: trained once, booked apart from what each group costs."""
-    seed = need_training(run).seed
-    name = conditional_name(seed)
-    return [
-        Task(
-            name=f"train {name}", stage="train/conditional", fn="guda.run.models:train_conditional",
-            args={"seed": seed}, makes=(f"models/{name}/{CARD}",), cost=float(train_evals(run)), trains=True,
-            store="fp32",
-        )
-    ]  # fmt: skip
-
-
 def train_full(run: Run, seed: int) -> float:
-    return _train_and_keep(run, full_name(seed), seed, {})
+    return _train_and_publish(run, full_name(seed), seed, {})
 
 
 def train_conditional(run: Run, seed: int) -> float:
     names = [*load_data(run).groups.names, None]
     about = {"labels": names, "label_dropout": LABEL_DROPOUT, "evals": train_evals(run)}
-    return _train_and_keep(run, conditional_name(seed), seed, about, LABEL_DROPOUT)
+    return _train_and_publish(run, conditional_name(seed), seed, about, LABEL_DROPOUT)
 
 
-def _train_and_keep(run: Run, name: str, seed: int, about: dict[str, Any], label_dropout: float | None = None) -> float:
+def _train_and_publish(
+    run: Run, name: str, seed: int, about: dict[str, Any], label_dropout: float | None = None
+) -> float:
     from guda.diffusion.training import fresh
 
     denoiser, config = architecture(run), need_training(run)
@@ -283,38 +219,8 @@ def _train_and_keep(run: Run, name: str, seed: int, about: dict[str, Any], label
 
 
 def drop_checkpoints(folder: Path, earlier: float) -> float:
-    """Checkpoints have served once the model is published; returns the time spent before an interruption."""
+    """Delete the checkpoints of a published model; returns the seconds spent before an interruption."""
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)
     return earlier
-
-
-PROMPTS = ("prompts", "prompts.json")  # in a run
-
-
-def load_prompts(run: Run) -> Prompts:
-    """The prompts of a run, built before."""
-    path = run.path(*PROMPTS)
-    if run.recipe.prompts is None:
-        raise GudaError(
-            "prompts-section-missing",
-            f"the recipe of {run.root} has no prompts section; make a run from a recipe that has one",
-        )
-    if not path.is_file():
-        raise GudaError("prompts-missing", f"{run.root} has no prompts yet; run: guda prompts build {run.root}")
-    found = _prompts(str(path), path.stat().st_mtime_ns, run.info["data_digest"])
-    if (noted := run.info.get("prompts_digest", found.digest)) != found.digest:
-        raise Mismatch(
-            "prompts-changed",
-            f"{path} holds other prompts than this run was begun with",
-            found.digest,
-            noted,
-            "restore it",
-        )
-    return found
-
-
-@lru_cache(maxsize=4)
-def _prompts(path: str, mtime: int, data_digest: str) -> Prompts:
-    return Prompts.load(Path(path), data_digest)

@@ -19,7 +19,7 @@ import numpy as np
 
 from guda.data.queries import Queries
 from guda.parts import STALE, FolderParts
-from guda.run.models import load_data
+from guda.run.data import load_data
 from guda.run.run import Run
 from guda.run.task import Task
 

@@ -13,16 +13,8 @@ from guda.diffusion.sampling import sample, sample_id
 from guda.errors import GudaError
 from guda.files import digest, read_tensors, write_tensors
 from guda.run import progress
-from guda.run.models import (
-    asked_groups,
-    load_data,
-    load_model,
-    load_prompts,
-    model_digest,
-    model_files,
-    prompt_files,
-    run_schedule,
-)
+from guda.run.data import load_data, load_prompts, prompt_files, scored_groups
+from guda.run.models import load_model, model_digest, model_files, run_schedule
 from guda.run.run import Run
 from guda.run.task import Task
 
@@ -38,7 +30,7 @@ def set_name(run: Run, config: QueriesConfig) -> str:
     steps = f"-t{config.steps}" if config.steps else ""
     if run.recipe.prompts is None:
         return f"samples-s{config.seed}-n{config.n}{steps}"
-    groups = "" if run.recipe.scoring.groups is None else f"-{digest(list(asked_groups(run)), 6)}"
+    groups = "" if run.recipe.scoring.groups is None else f"-{digest(list(scored_groups(run)), 6)}"
     # which objects are left out depends on the recipe's own queries, and those may be edited
     others = "" if config.seed == run.recipe.queries.seed else f"-{digest(_objects(run, config), 6)}"
     return f"prompts-s{config.seed}-o{config.objects or 'all'}-g{config.guidance:g}{steps}{groups}{others}"
@@ -75,7 +67,7 @@ def _asked(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
         raise GudaError(
             "objects-ambiguous", "two objects have names that differ by spaces and dashes only; rename one of them"
         )
-    return [(style, name) for style in asked_groups(run) for name in names if (style, name) in there]
+    return [(style, name) for style in scored_groups(run) for name in names if (style, name) in there]
 
 
 def _slug(name: str) -> str:

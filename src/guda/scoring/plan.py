@@ -180,7 +180,7 @@ def make_plan(schedule: Schedule, config: ScoringConfig, density: np.ndarray | N
         if density is None:
             raise GudaError(
                 "pilot-missing",
-                "the importance plan needs a pilot; in a run `guda score` makes it, in Python give pilot=...",
+                "the importance plan needs a pilot; in a run `guda score` makes it, in Python give data=...",
             )
         return importance(schedule, density, config.strata, config.seed, config.antithetic)
     maker = {"uniform": uniform, "stratified": stratified}[config.plan]

@@ -6,15 +6,19 @@ have nulls for stderr, lo and hi.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from guda.errors import GudaError, NotFinite, suggestion
 from guda.files import read_table, write_table
+from guda.scoring.numbers import decimals
+from guda.scoring.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +40,11 @@ class GroupScore:
     rank_hi: int | None = None
     p_first: float | None = None  # probability of being first, given the error
 
+    @property
+    def clear(self) -> bool:
+        """Whether the interval is clear of zero."""
+        return self.lo is not None and self.hi is not None and (self.lo > 0 or self.hi < 0)
+
     def __str__(self) -> str:
         interval = "" if self.lo is None else f" [{self.lo:+.2f}, {self.hi:+.2f}]"
         return f"{self.rank}. {self.group}: {self.score:+.2f}{interval} {self.unit}"
@@ -47,16 +56,33 @@ class QueryScores:
 
     query: str
     ranked: tuple[GroupScore, ...]
+    digits: int = 1  # decimals that its scores are told with
 
-    def top(self, n: int) -> tuple[GroupScore, ...]:
+    def top(self, n: int = 1) -> tuple[GroupScore, ...]:
         return self.ranked[:n]
+
+    def verdict(self, floor: float = 0.0) -> Verdict:
+        """Whether one group stands out, in words; `floor`: what a score must clear to count as one."""
+        return verdict(self.ranked, self.digits, floor)
 
     def __str__(self) -> str:
         return "\n".join([self.query, *(f"  {g}" for g in self.ranked)])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Scores:
+    """Scores of pictures by one method: a sequence of pictures, each with its groups, best first.
+
+        scores = guda.attribute(model, bank, queries)      # <Scores by retrack: 64 pictures x 10 groups, nats; ...>
+        scores["img_0007"].top(3)                          # GroupScore: group, score, lo, hi, rank, p_first
+        print(scores["img_0007"].verdict().text)           # "group monet stands out (+12.3 [10.1, 14.5] nats; ...)"
+        for picture in scores[:5]:                         # slices are Scores too
+            print(picture)
+        scores.to_pandas(); scores.plot(); scores          # the table; bars; the same bars in a notebook
+
+    The arrays are [pictures, groups], in the order of `queries` and `groups`.
+    """
+
     method: str
     unit: str
     estimand: str  # what is estimated, with t_max: named in every output
@@ -106,30 +132,82 @@ class Scores:
     def _place(self) -> dict[str, int]:
         return {query: q for q, query in enumerate(self.queries)}
 
-    def __getitem__(self, query: str) -> QueryScores:
-        if query not in self._place:
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def __iter__(self) -> Iterator[QueryScores]:
+        return (self[q] for q in range(len(self)))
+
+    def __contains__(self, query: object) -> bool:
+        return query in self._place
+
+    @overload
+    def __getitem__(self, at: str | int) -> QueryScores: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Scores: ...
+
+    def __getitem__(self, at: str | int | slice) -> QueryScores | Scores:
+        """A picture by its id or position; of a slice, the Scores of those pictures."""
+        if isinstance(at, slice):
+            return self._slice(at)
+        if isinstance(at, str) and at not in self._place:
             raise GudaError(
                 "query-unknown",
-                f"no query {query!r} among the {len(self.queries)} scored{suggestion(query, self.queries)}",
+                f"no query {at!r} among the {len(self.queries)} scored{suggestion(at, self.queries)}",
             )
-        q = self._place[query]
-        rank = self.rank[q]
+        q = self._place[at] if isinstance(at, str) else range(len(self))[at]
+        ranked = sorted((self.cell(q, g) for g in range(len(self.groups))), key=lambda i: i.rank)
+        return QueryScores(self.queries[q], tuple(ranked), self._digits)
 
-        def value(array: np.ndarray | None, g: int) -> float | None:
+    @cached_property
+    def _digits(self) -> int:
+        return decimals(self.score)
+
+    def _slice(self, at: slice) -> Scores:
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        chosen: dict[str, Any] = {
+            name: a[at] for name, a in arrays.items() if isinstance(a, np.ndarray) and a.ndim == 2
+        }
+        return replace(self, **chosen, queries=self.queries[at])
+
+    def cell(self, q: int, g: int) -> GroupScore:
+        """One group of one picture, both by position."""
+
+        def value(array: np.ndarray | None) -> float | None:
             return None if array is None or np.isnan(array[q, g]) else float(array[q, g])
 
-        def whole(array: np.ndarray | None, g: int) -> int | None:
-            found = value(array, g)
+        def whole(array: np.ndarray | None) -> int | None:
+            found = value(array)
             return None if found is None else int(found)
 
-        items = [
-            GroupScore(
-                name, float(self.score[q, g]), value(self.lo, g), value(self.hi, g), int(rank[g]), self.unit,
-                whole(self.rank_lo, g), whole(self.rank_hi, g), value(self.p_first, g),
-            )
-            for g, name in enumerate(self.groups)
-        ]  # fmt: skip
-        return QueryScores(query, tuple(sorted(items, key=lambda i: i.rank)))
+        return GroupScore(
+            self.groups[g], float(self.score[q, g]), value(self.lo), value(self.hi), int(self.rank[q, g]), self.unit,
+            whole(self.rank_lo), whole(self.rank_hi), value(self.p_first),
+        )  # fmt: skip
+
+    def top(self, n: int = 1) -> dict[str, tuple[GroupScore, ...]]:
+        """The first `n` groups of every picture, by the picture's id."""
+        return {picture.query: picture.top(n) for picture in self}
+
+    def verdict(self, floor: float = 0.0) -> dict[str, Verdict]:
+        """Of every picture whether one group stands out, by the picture's id."""
+        return {picture.query: picture.verdict(floor) for picture in self}
+
+    def __repr__(self) -> str:
+        size = f"{len(self)} pictures x {len(self.groups)} groups"
+        return f"<Scores by {self.method}: {size}, {self.unit}; {self.estimand}>"
+
+    def plot(self, n: int = 6) -> Any:
+        """Bars with intervals of the first `n` pictures, as a matplotlib figure."""
+        from guda.scoring.bars import plot
+
+        return plot(self, n)
+
+    def _repr_html_(self) -> str:
+        from guda.scoring.bars import to_html
+
+        return to_html(self) if len(self) else repr(self)
 
     def evals_per_query(self, shared: int = 1, each: int = 1) -> np.ndarray:
         """Network evaluations [Q] where `each` of shared + each of a score's are its own: by default half of them, its
@@ -172,6 +250,19 @@ class Scores:
     def to_pandas(self) -> pd.DataFrame:
         """One row per query and group: query, group, score, unit, stderr, lo, hi, rank, n_evals, method."""
         return self.to_table().to_pandas()
+
+    def to_xarray(self) -> Any:
+        """An xarray.Dataset over (query, group): score, stderr, lo, hi, rank, ...; unit and estimand as attributes."""
+        try:
+            xr = import_module("xarray")  # optional
+        except ImportError:
+            raise GudaError("package-missing", "to_xarray needs xarray; run: pip install xarray") from None
+        names = ("score", "stderr", "lo", "hi", "rank", "rank_lo", "rank_hi", "p_first", "n_evals")
+        arrays = {name: getattr(self, name) for name in names}
+        known = {name: np.broadcast_to(a, self.score.shape) for name, a in arrays.items() if a is not None}
+        about = {"method": self.method, "unit": self.unit, "sign": self.sign, "estimand": self.estimand}
+        coordinates = {"query": list(self.queries), "group": list(self.groups)}
+        return xr.Dataset({k: (("query", "group"), v) for k, v in known.items()}, coordinates, about)
 
     def write(self, path: Path) -> None:
         write_table(path, self.to_table())

@@ -26,7 +26,7 @@ from guda.errors import GudaError, NotFinite
 from guda.evaluation.sweep import SweepFile, SweepRow, markdown
 from guda.files import canonical, write_json, write_text
 from guda.methods.base import Method
-from guda.run.models import asked_groups, load_data
+from guda.run.data import load_data, scored_groups
 from guda.run.recipe import recipes_folder
 from guda.run.run import Run
 from guda.run.samples import set_name
@@ -102,7 +102,7 @@ def epochs_to_steps(run: Run, epochs: float, batch_forget: int) -> int:
 def _mean_size(run: Run) -> float:
     """Images of a group that is asked about."""
     groups = load_data(run).groups
-    sizes = [groups.sizes[groups.index(name)] for name in asked_groups(run)]
+    sizes = [groups.sizes[groups.index(name)] for name in scored_groups(run)]
     return sum(sizes) / len(sizes)
 
 

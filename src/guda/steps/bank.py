@@ -20,7 +20,8 @@ from guda.methods.base import get_method, known_methods
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.posterior import RULE
 from guda.methods.regroup import fitted_placebos, pair_files
-from guda.run.models import architecture, load_data, load_model, model_digest, model_files, need_training
+from guda.run.data import load_data
+from guda.run.models import architecture, load_model, model_digest, model_files, need_training
 from guda.run.run import Run
 from guda.unlearning.bank import FILES, Card, Counterfactual, dtype_text
 from guda.unlearning.packing import full_bytes

@@ -24,7 +24,8 @@ from guda.evaluation.timing import rate
 from guda.methods.base import get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import terms_folder
-from guda.run.models import architecture, load_data
+from guda.run.data import load_data
+from guda.run.models import architecture
 from guda.run.run import Run
 from guda.run.settings import run_settings
 from guda.run.sketch import ONE, Sketch, blank_data

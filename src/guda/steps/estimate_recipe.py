@@ -15,7 +15,7 @@ from guda.diffusion.loading import build_network, make_scheduler
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, choices
 from guda.methods.base import get_method
-from guda.run.models import asked_groups
+from guda.run.data import scored_groups
 from guda.run.recipe import Recipe
 from guda.run.samples import BLOCK, sample_tasks
 from guda.run.sketch import Sketch, blank_data
@@ -59,7 +59,7 @@ def sketch_recipe(recipe: Recipe) -> Sketch:
 def outline(recipe: Recipe, n_queries: int | None = None) -> dict[str, Any]:
     """Like `plan`, without times: rows of `Budget`, and the bank of one operator in every form it can be kept in."""
     data, sketch = known_size(recipe.data), sketch_recipe(recipe)
-    module, groups = sketch.model.module, len(asked_groups(sketch))
+    module, groups = sketch.model.module, len(scored_groups(sketch))
     prompted = recipe.prompts is not None and data.objects is not None
     n = n_queries or (groups * (recipe.queries.objects or data.objects or 1) if prompted else recipe.queries.n)
     methods = {name: get_method(sketch, name) for name in recipe.methods}

@@ -11,7 +11,8 @@ from guda.engine.ray import RayOptions, RayWorkers, import_ray, run_on_ray
 from guda.errors import GudaError
 from guda.methods.base import get_method, known_methods
 from guda.methods.regroup import placebos_of, takes_placebos
-from guda.run.models import full_name, full_tasks, load_prompts, need_training, prompt_files
+from guda.run.data import load_prompts, prompt_files
+from guda.run.models import full_name, full_tasks, need_training
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
 from guda.run.task import Task, pending

@@ -17,7 +17,8 @@ from guda.files import atomic_folder
 from guda.methods.base import get_method, known_methods
 from guda.methods.terms import load_queries
 from guda.run import progress
-from guda.run.models import full_name, load_data, need_training, run_schedule
+from guda.run.data import load_data
+from guda.run.models import full_name, need_training, run_schedule
 from guda.run.recipe import Recipe
 from guda.run.run import Run, here, writable
 from guda.scoring.plan import make_plan, prior_density

@@ -14,7 +14,7 @@ from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod, Reader, has_counterfactuals
 from guda.methods.regroup import Pair, in_order, joined, pair_name, pairs_of
 from guda.methods.terms import load_queries
-from guda.run.models import asked_groups, load_data
+from guda.run.data import load_data, scored_groups
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.run.task import Task
@@ -38,7 +38,7 @@ def parse_pairs(run: Run, texts: Sequence[str]) -> list[Pair]:
 def checked_pairs(run: Run, asked: Sequence[Sequence[str]]) -> list[Pair]:
     """Each in the data's order and once: files are named so. Only groups that are scored have singles to compare
     with."""
-    groups, scored = load_data(run).groups, asked_groups(run)
+    groups, scored = load_data(run).groups, scored_groups(run)
     found = [in_order(groups, pair) for pair in asked]
     for pair in found:
         joined(groups, pair).check_rest()

@@ -12,7 +12,7 @@ from guda.evaluation.partition import PartitionFile, partition_markdown, partiti
 from guda.evaluation.results import DatasetEntry, Figure, read_entry
 from guda.files import write_json, write_text
 from guda.methods.terms import load_queries
-from guda.run.models import load_data
+from guda.run.data import load_data
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.steps.queries import choose_queries

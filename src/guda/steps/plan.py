@@ -18,7 +18,8 @@ from torch import nn
 from guda.engine.processes import default_workers
 from guda.files import read_json
 from guda.methods.base import get_method
-from guda.run.models import architecture, asked_groups, load_data
+from guda.run.data import load_data, scored_groups
+from guda.run.models import architecture
 from guda.run.plan import FILE as PILOT
 from guda.run.plan import needs_pilot
 from guda.run.run import Run
@@ -116,7 +117,7 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
         "seconds_per_evaluation": per_eval,
         "settings": settings.key,
         "workers": workers,
-        "groups": len(asked_groups(run)),
+        "groups": len(scored_groups(run)),
         "parameters": model.n_parameters(),
         "rows": [asdict(budget(stage)) for stage in stages(sketch, methods, n_queries)],
         "alternatives": _alternatives(run, per_query, per_eval),

@@ -9,7 +9,7 @@ from guda.data.prompts import Prompts, build_prompts
 from guda.data.text import text_encoder
 from guda.diffusion.noise import generator
 from guda.errors import GudaError, Mismatch
-from guda.run.models import PROMPTS, load_data, load_prompts
+from guda.run.data import PROMPTS, load_data, load_prompts
 from guda.run.run import Run
 from guda.unlearning.anchors import AnchorsConfig, Strategy, make_anchor
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from guda.data.queries import Queries
 from guda.errors import GudaError, Mismatch
 from guda.files import read_json
-from guda.run.models import load_data, load_model
+from guda.run.data import load_data
+from guda.run.models import load_model
 from guda.run.run import REFERENCE, UPLOAD, Run
 from guda.run.samples import set_name
 

@@ -18,7 +18,8 @@ from guda.methods.pilot import pilot_tasks
 from guda.methods.race import check_race, iter_rounds, run_race
 from guda.methods.regroup import PLACEBO, fitted_placebos, placebo_size
 from guda.methods.terms import load_queries
-from guda.run.models import asked_groups, load_data, load_model, run_schedule
+from guda.run.data import load_data, scored_groups
+from guda.run.models import load_model, run_schedule
 from guda.run.run import Run
 from guda.run.settings import halve_block, probe
 from guda.run.task import Task, pending
@@ -195,7 +196,7 @@ def placebo_null(run: Run, queries: str, method: str, variant: str | None = None
         raise GudaError(
             "scores-other-queries", f"{path} is of other pictures; run: guda score {run.root} --queries {queries}"
         )
-    return Null(scores, placebo_size(load_data(run).groups, asked_groups(run)))
+    return Null(scores, placebo_size(load_data(run).groups, scored_groups(run)))
 
 
 def variant(

@@ -22,7 +22,8 @@ from guda.methods.base import METHODS, Method, get_method, make_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.regroup import Subset
 from guda.methods.terms import load_queries, terms_folder
-from guda.run.models import asked_groups, run_schedule
+from guda.run.data import scored_groups
+from guda.run.models import run_schedule
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.run.task import Task
@@ -64,7 +65,7 @@ class Trials:
 
     def __init__(self, run: Run, queries: str, groups: Sequence[str] | None = None) -> None:
         self.run, self.queries = run, load_queries(run, queries)
-        names = asked_groups(run)
+        names = scored_groups(run)
         self.groups = names if groups is None else tuple(g for g in names if g in groups)
         self.oracle = fitted_oracle(run, self.groups)
 

@@ -8,13 +8,13 @@ from guda.evaluation.timing import Timing, rate
 from guda.methods.base import Method, get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_queries, terms_folder
-from guda.run.models import asked_groups
+from guda.run.data import scored_groups
 from guda.run.run import Run
 
 
 def measure(run: Run, method: Method, queries: str) -> Timing:
     """A fitted and scored method's cost, from what its tasks recorded."""
-    n, groups = load_queries(run, queries).n, len(asked_groups(run))
+    n, groups = load_queries(run, queries).n, len(scored_groups(run))
     fit = [task for stage in method.fit_stages() for task in run.timings(stage)]
     stages = method.score_stages(queries, terms_folder(run).removeprefix("terms/"))
     scored = [task for stage in dict.fromkeys(stages) for task in run.timings(stage)]

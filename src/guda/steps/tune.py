@@ -31,7 +31,7 @@ from guda.evaluation.sweep import Trial
 from guda.files import digest, write_json, write_text
 from guda.methods.base import Method, get_method
 from guda.methods.terms import load_queries
-from guda.run.models import asked_groups, load_data
+from guda.run.data import load_data, scored_groups
 from guda.run.plan import run_plan
 from guda.run.recipe import Recipe
 from guda.run.run import Run
@@ -148,7 +148,7 @@ def tuning_queries(run: Run, seed: int | None, n: int) -> QueriesConfig:
     changes = {"n": n, "seed": seed}
     if run.recipe.prompts is not None:  # the same number of objects in every style
         objects = len(set(load_data(run).contents or ()))
-        changes["objects"] = min(objects, max(1, n // len(asked_groups(run))))
+        changes["objects"] = min(objects, max(1, n // len(scored_groups(run))))
     return reported.model_copy(update=changes)
 
 
@@ -171,7 +171,7 @@ def refuse_shared(run: Run, queries: str) -> None:
 
 def choose_groups(run: Run, groups: int | Sequence[str] | None) -> tuple[str, ...]:
     """By name, or so many in the order of a keyed permutation: asking for more keeps those chosen before."""
-    names = asked_groups(run)
+    names = scored_groups(run)
     if groups is None:
         groups = min(GROUPS, len(names))
     if isinstance(groups, int):

@@ -12,12 +12,12 @@ import numpy as np
 
 from guda.data.images import ImageData
 from guda.methods.terms import load_queries
-from guda.report import numbers
 from guda.report.cards import MethodView, Row, Scale
 from guda.report.page import EXEMPLARS, PLACEBO_SAYS, SHOWN, TINY
 from guda.report.thumbnails import EXEMPLAR, LARGEST, data_uri
-from guda.report.verdict import Verdict
+from guda.scoring import numbers
 from guda.scoring.race import StopRule
+from guda.scoring.verdict import Verdict
 from guda.web.service import Service
 from guda.web.snapshot import Snapshot, address, to_csv, to_json
 
@@ -35,8 +35,8 @@ def environment() -> Environment:
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     made = Environment(
-        loader=ChoiceLoader([PackageLoader("guda.web", "."), PackageLoader("guda.report", ".")]), autoescape=True,
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=ChoiceLoader([PackageLoader(p, ".") for p in ("guda.web", "guda.report", "guda.scoring")]),
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     made.filters |= {"percent": numbers.percent, "signed": numbers.signed}
     return made

@@ -26,7 +26,8 @@ from guda.methods.race import check_race
 from guda.methods.regroup import PLACEBO
 from guda.methods.terms import load_queries
 from guda.report.cards import MethodView
-from guda.run.models import asked_data, load_model
+from guda.run.data import scored_data
+from guda.run.models import load_model
 from guda.run.plan import run_plan
 from guda.run.run import UPLOAD, Run
 from guda.run.samples import set_name
@@ -271,7 +272,7 @@ class Service:
     @property
     def data(self) -> ImageData:
         """The groups that are asked about."""
-        return asked_data(self.run)
+        return scored_data(self.run)
 
 
 def raceable(run: Run) -> list[str]:

@@ -6,26 +6,20 @@ rule is nested below `.guda`, for its class names are plain words that Gradio's 
 
 from __future__ import annotations
 
-import re
 from importlib.resources import files
 from typing import Any
 
-DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{\s*:root \{([^}]*)\}\s*\}")
+from guda.scoring.bars import split_sheet
 
-LIGHT = re.compile(r"^:root \{([^}]*)\}", re.MULTILINE)
-
-SHEETS = (("guda.report", "bars.css"), ("guda.report", "health.css"), ("guda.web", "web.css"))
+SHEETS = (("guda.scoring", "bars.css"), ("guda.report", "health.css"), ("guda.web", "web.css"))
 
 
 def sheet(sources: tuple[tuple[str, str], ...] = SHEETS) -> str:
     """One style sheet: colours of the page, colours of the dark page, and rules for what is inside `.guda`."""
     light, dark, rules = "", "", ""
     for package, name in sources:
-        css = files(package).joinpath(name).read_text("utf-8")
-        dark += "".join(DARK.findall(css))
-        css = DARK.sub("", css)
-        light += "".join(LIGHT.findall(css))
-        rules += LIGHT.sub("", css)
+        found = split_sheet(files(package).joinpath(name).read_text("utf-8"))
+        light, dark, rules = light + found[0], dark + found[1], rules + found[2]
     light = light.replace("color-scheme: light dark;", "color-scheme: light;")
     outside = files("guda.web").joinpath("frame.css").read_text("utf-8")
     return f":root {{{light}}}\n.dark {{ color-scheme: dark;{dark}}}\n{outside}\n.guda {{\n{rules}\n}}\n"

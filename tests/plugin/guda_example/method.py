@@ -9,7 +9,7 @@ from guda.config import Config
 from guda.data.queries import Queries
 from guda.files import read_json, write_json
 from guda.methods.base import Method, make_method, method
-from guda.run.models import asked_groups, load_data
+from guda.run.data import load_data, scored_groups
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
@@ -38,7 +38,7 @@ class Brightness(Method):
         return []  # nothing to compute ahead
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
-        groups, means = asked_groups(self.run), read_json(self.run.path(self.file))
+        groups, means = scored_groups(self.run), read_json(self.run.path(self.file))
         apart = queries.images.mean(axis=(1, 2, 3))[:, None] - np.array([means[g] for g in groups])
         score = -np.abs(apart) / self.config.scale
         return Scores(self.method_id, self.unit, "brightness", queries.ids, groups, score, n_evals=0)

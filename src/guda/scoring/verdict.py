@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from guda.report.numbers import interval, signed
-from guda.scoring.scores import GroupScore
+from guda.scoring.numbers import interval, signed
+
+if TYPE_CHECKING:
+    from guda.scoring.scores import GroupScore
 
 Kind = Literal["clear", "tied", "none", "unmeasured"]
 

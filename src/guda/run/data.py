@@ -1,0 +1,85 @@
+"""What a run's models are trained on: the images, the groups that are scored, and the prompts."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from guda.data.images import ImageData
+from guda.data.prompts import Prompts
+from guda.errors import GudaError, Mismatch
+from guda.run.run import Run
+from guda.run.sketch import Sketch
+
+PROMPTS = ("prompts", "prompts.json")  # in a run
+
+
+def load_data(run: Run) -> ImageData:
+    """All training images; loaded once per process."""
+    if isinstance(run, Sketch):
+        return run.data
+    folder = run.path("data")
+    index = folder / "index.json"
+    data = _load_images(str(folder), index.stat().st_mtime_ns) if index.is_file() else ImageData.load(folder)
+    if (expected := run.info.get("data_digest")) != data.digest:
+        what = f"{folder} holds other images than the run was made from"
+        raise Mismatch("data-changed", what, data.digest, expected, "restore it")
+    return data
+
+
+@lru_cache(maxsize=4)
+def _load_images(folder: str, mtime: int) -> ImageData:
+    return ImageData.load(folder)
+
+
+def scored_groups(run: Run) -> tuple[str, ...]:
+    """The groups that are ranked, in the data's order: all (of a tree, the leaves), or those the recipe names."""
+    groups, chosen = load_data(run).groups, run.recipe.scoring.groups
+    if chosen is None:
+        return groups.leaf_names
+    numbers = {groups.index(name) for name in chosen}
+    groups.check_apart(sorted(numbers))
+    return tuple(name for k, name in enumerate(groups.names) if k in numbers)
+
+
+def scored_data(run: Run) -> ImageData:
+    """The training images of those groups, under them alone."""
+    data, groups = load_data(run), scored_groups(run)
+    return data if groups == data.groups.names else _only(data, groups)
+
+
+@lru_cache(maxsize=2)
+def _only(data: ImageData, groups: tuple[str, ...]) -> ImageData:
+    return data.only(groups)
+
+
+def load_prompts(run: Run) -> Prompts:
+    """The prompts of a run, built before."""
+    path = run.path(*PROMPTS)
+    if run.recipe.prompts is None:
+        raise GudaError(
+            "prompts-section-missing",
+            f"the recipe of {run.root} has no prompts section; make a run from a recipe that has one",
+        )
+    if not path.is_file():
+        raise GudaError("prompts-missing", f"{run.root} has no prompts yet; run: guda prompts build {run.root}")
+    prompts = _read_prompts(str(path), path.stat().st_mtime_ns, run.info["data_digest"])
+    if (recorded := run.info.get("prompts_digest", prompts.digest)) != prompts.digest:
+        what = f"{path} holds other prompts than this run was begun with"
+        raise Mismatch("prompts-changed", what, prompts.digest, recorded, "restore it")
+    return prompts
+
+
+@lru_cache(maxsize=4)
+def _read_prompts(path: str, mtime: int, data_digest: str) -> Prompts:
+    return Prompts.load(Path(path), data_digest)
+
+
+def prompt_files(run: Run) -> tuple[str, ...]:
+    """Files that must exist before a text-to-image model is trained or evaluated on training images."""
+    return () if run.recipe.prompts is None else ("/".join(PROMPTS),)
+
+
+def training_prompts(run: Run) -> tuple[str, ...] | None:
+    """One per training image; None for a run without prompts."""
+    return None if run.recipe.prompts is None else load_prompts(run).training
