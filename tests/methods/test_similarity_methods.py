@@ -1,5 +1,7 @@
 """Similarity methods on a tiny run: both rules by brute force, few images of a group, encoders that changed."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -188,3 +190,29 @@ def test_efficientnet_goes_all_the_way(run: Run) -> None:
     assert style.shape == objects.shape == (12, 3)
     assert (np.abs(style) <= 1).all()
     assert np.abs(style - objects).max() > 1e-3
+
+
+def test_a_registered_encoder_is_a_method_of_its_own(run: Run) -> None:
+    """What a package does under the entry-point group guda.encoders, in a process of its own."""
+    code = f"""
+import sys
+sys.path.append({str(Path(__file__).parent.parent / "run")!r})
+from guda.baselines.similarity import ENCODERS
+
+@ENCODERS.register("corner")
+def corner(images):
+    return images[:, :, :3, :3].reshape(len(images), -1) / 255.0
+
+from tinyrun import SET, Inline
+from guda import steps
+from guda.run.run import Run
+run = Run.open({str(run.root)!r})
+steps.fit(run, ["similarity-corner"], Inline())
+steps.score(run, SET, ["similarity-corner"], Inline())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    found = Scores.read(steps.scores_path(run, SET, "similarity-corner")).score
+    data, queries = load_data(run), load_queries(run, SET)
+    means = group_means(data, lambda x: x[:, :, :3, :3].reshape(len(x), -1) / 255.0)
+    first = queries.images[0, :, :3, :3].reshape(-1) / 255.0
+    np.testing.assert_allclose(found[0], [cosine(first, mean) for mean in means])

@@ -8,8 +8,8 @@
 differently only where a group's embeddings differ in length or in how widely they spread. The others need every image:
 `max` is the nearest neighbour, `top10` the ten nearest of each group.
 
-Says which group looks like the picture, not what the model owes it; a baseline. The encoder is a plug-in: `pixel` is
-the image itself; networks are in encoders.py and efficientnet.py.
+Says which group looks like the picture, not which group the model learned it from; a baseline. Encoders without
+settings are registered here: `pixel` is the image itself. Networks are in encoders.py and efficientnet.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from guda.baselines.aggregate import by_group
 from guda.data.images import ImageData
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
+from guda.registry import Registry
 
 Encoder = Callable[[np.ndarray], np.ndarray]  # uint8 [n, C, H, W] -> float [n, d]
 
@@ -29,20 +30,11 @@ RULES = r"^(mean|cosines|sum|max|median|top[1-9][0-9]*)$"
 
 OF_MEANS = ("mean", "cosines")  # rules that one vector per group is enough for
 
-ENCODERS: dict[str, Encoder] = {}
+# without settings; the method is similarity-<name>
+ENCODERS = Registry[Encoder]("encoder", "guda.encoders")
 
 
-def encoder(name: str) -> Callable[[Encoder], Encoder]:
-    """Register an encoder without settings; its method id is similarity-<name>."""
-
-    def register(function: Encoder) -> Encoder:
-        ENCODERS[name] = function
-        return function
-
-    return register
-
-
-@encoder("pixel")
+@ENCODERS.register("pixel")
 def pixels(images: np.ndarray) -> np.ndarray:
     """Intensities in [0, 1]."""
     return images.reshape(len(images), -1) / 255.0
@@ -86,13 +78,8 @@ def group_embeddings(data: ImageData, encode: Encoder, per_group: int | None = N
     return _unit(features), member
 
 
-def cosine_to_means(images: np.ndarray, means: np.ndarray, encode: Encoder, rule: str = "mean") -> np.ndarray:
-    """[queries, groups] in [-1, 1]."""
-    return cosines(encode(images), means, rule)
-
-
 def cosines(features: np.ndarray, means: np.ndarray, rule: str = "mean") -> np.ndarray:
-    """The same for embedded queries."""
+    """[queries, groups] in [-1, 1], of embedded queries."""
     _check_size(features, means)
     return _unit(features) @ (_unit(means) if rule == "mean" else means).T
 

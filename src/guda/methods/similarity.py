@@ -1,13 +1,17 @@
-"""The similarity baselines as methods: similarity-<encoder>, and clipa, which is the one with CLIP and no other.
+"""The similarity baselines as methods: similarity-<encoder>, and clipa, the one with CLIP.
 
-`fit` keeps one vector per group, or where the rule asks for single images (`max`: the nearest neighbour, `top10`: the
-mean of the ten nearest, `sum`, `median`) the unit embedding of every image, once for all of these rules. Where the
-encoder is a network, queries are embedded once, by a task, and kept beside.
+`fit` keeps one vector per group or, where the rule needs single images (`max`: the nearest neighbour, `top10`: the
+mean of the ten nearest, `sum`, `median`), the unit embedding of every image, once for all of these rules. Queries are
+embedded once, by a task, and kept beside.
+
+An encoder of another package is one file: a function images -> features, registered by
+`@guda.baselines.similarity.ENCODERS.register("my-encoder")` in a module that the package names under the entry-point
+group `guda.encoders`. It is then the method similarity-my-encoder.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,12 +30,13 @@ from guda.baselines.similarity import (
     group_embeddings,
     group_means,
 )
-from guda.config import Config, parse_config
+from guda.config import Config
 from guda.data.queries import Queries
 from guda.errors import GudaError
-from guda.files import digest, read_tensors, write_tensors
-from guda.methods.base import METHODS, Method, method
+from guda.files import digest
+from guda.methods.base import Method, make_method, method
 from guda.methods.terms import load_queries
+from guda.parts import FolderParts
 from guda.run.data import load_data, scored_groups
 from guda.run.run import Run
 from guda.run.task import Task
@@ -67,11 +72,12 @@ class SimilarityConfig(Config):
 class Similarity(Method):
     Config: ClassVar[type[SimilarityConfig]] = SimilarityConfig
     unit = "cosine"
-    summary = "cosine of the picture to each group's mean image, or nearest (a baseline; no counterfactual)"
+    load: ClassVar[Callable[[Any], Encoder]]  # settings -> the encoder
+    network: ClassVar[bool] = True  # encoding takes time and depends on weights
 
     @property
-    def _encoder(self) -> Encoder:
-        return ENCODERS[self.method_id.removeprefix("similarity-")]
+    def encoder(self) -> Encoder:
+        return type(self).load(self.config)
 
     @property
     def _of_means(self) -> bool:
@@ -103,30 +109,62 @@ class Similarity(Method):
         ]  # fmt: skip
 
     def embedded_groups(self) -> dict[str, torch.Tensor]:
-        """What `fit` makes."""
-        data, rule, per_group = load_data(self.run), self.config.rule, self.config.per_group
+        """What `fit` makes. `probe`, the embedding of the first training image, is kept with the groups of a network:
+        other weights under the same name are noticed without hashing gigabytes."""
+        data, rule, per_group, encode = load_data(self.run), self.config.rule, self.config.per_group, self.encoder
         if self._of_means:
-            means = group_means(data, self._encoder, rule, per_group)
-            return {"means": torch.from_numpy(np.ascontiguousarray(means))}
-        units, member = group_embeddings(data, self._encoder, per_group)
-        return {"units": torch.from_numpy(np.ascontiguousarray(units)), "member": torch.from_numpy(member)}
+            found = {"means": group_means(data, encode, rule, per_group)}
+        else:
+            units, member = group_embeddings(data, encode, per_group)
+            found = {"units": units, "member": member}
+        if self.network:
+            found["probe"] = encode(data.images[:1])
+        return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in found.items()}
+
+    def _embedded(self, queries: Queries) -> str:
+        return f"{self.artifact()}/queries-{queries.digest[:12]}.safetensors"
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
-        return []  # a matrix product: done in `scores`
+        if not self.network:
+            return []  # a matrix product: done in `scores`
+        return [
+            Task(
+                name=f"embed {queries.name} by {self.method_id}", stage=f"score/{queries.name}/{self.method_id}",
+                fn="guda.methods.similarity:embed", args=self._args | {"queries": queries.name},
+                makes=(self._embedded(queries),), needs=(self._file,),
+            )
+        ]  # fmt: skip
 
-    def _features(self, queries: Queries) -> np.ndarray:
-        """Embedded queries."""
-        return self._encoder(queries.images)
+    def embed(self, queries: Queries) -> dict[str, torch.Tensor]:
+        """What a task of `score` makes; refused by another encoder than the groups were embedded with."""
+        encode = self.encoder
+        fitted, now = self._read(self._file)["probe"], torch.from_numpy(encode(load_data(self.run).images[:1]))
+        near = 1e-3 * float(fitted.abs().max())
+        if fitted.shape != now.shape or not torch.allclose(fitted, now, rtol=1e-2, atol=near):
+            raise GudaError(
+                "encoder-changed",
+                f"the encoder of {self.method_id} is not the one its group means were made with; "
+                f"delete {self.run.path(self.artifact())}",
+            )
+        return {"features": torch.from_numpy(encode(queries.images))}
+
+    def _read(self, file: str) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = FolderParts(self.run.root).read(file)
+        return found
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
-        tensors, _ = read_tensors(self.run.path(self._file))
-        groups, every = scored_groups(self.run), load_data(self.run).groups
-        asked, features = [every.index(name) for name in groups], self._features(queries)
-        if self._of_means:
-            score = cosines(features, tensors["means"].numpy(), self.config.rule)[:, asked]
+        made, groups, every = self._read(self._file), scored_groups(self.run), load_data(self.run).groups
+        asked = [every.index(name) for name in groups]
+        if self.network:
+            features = self._read(self._embedded(queries))["features"].numpy()
         else:
-            units, member = tensors["units"].numpy(), tensors["member"].numpy()[:, asked]
-            score = cosines_to_images(features, units, member, self.config.rule)
+            features = self.encoder(queries.images)
+        if self._of_means:
+            score = cosines(features, made["means"].numpy(), self.config.rule)[:, asked]
+        else:
+            score = cosines_to_images(
+                features, made["units"].numpy(), made["member"].numpy()[:, asked], self.config.rule
+            )
         return Scores(
             method=self.method_id, unit=self.unit, estimand=estimand(self.config.rule),
             queries=queries.ids, groups=groups, score=score, n_evals=0,
@@ -140,70 +178,24 @@ class Similarity(Method):
         return 0.0
 
 
-for _name in ENCODERS:
-    METHODS.register(f"similarity-{_name}")(type(f"Similarity_{_name}", (Similarity,), {}))
-
-
+# ---- tasks
 def _similarity(run: Run, name: str, config: dict[str, Any]) -> Similarity:
-    cls = METHODS[name]
-    found = cls(run, name, parse_config(cls.Config, config, name))
+    found = make_method(run, name, config)
     assert isinstance(found, Similarity)
     return found
 
 
 def fit_groups(run: Run, method: str, config: dict[str, Any]) -> None:
     found = _similarity(run, method, config)
-    write_tensors(run.path(found._file), found.embedded_groups())
-
-
-# --- networks -------------------------------------------------------------------------------------
-class NetworkSimilarity(Similarity):
-    """The encoder is a network. `probe`, the embedding of the first training image, is kept with the groups: other
-    weights under the same name are noticed, without hashing gigabytes."""
-
-    @abstractmethod
-    def load(self) -> Encoder: ...
-
-    @property
-    def _encoder(self) -> Encoder:
-        return self.load()
-
-    def probe(self, encode: Encoder) -> torch.Tensor:
-        return torch.from_numpy(encode(load_data(self.run).images[:1]))
-
-    def embedded_groups(self) -> dict[str, torch.Tensor]:
-        return super().embedded_groups() | {"probe": self.probe(self._encoder)}
-
-    def _embedded(self, queries: Queries) -> str:
-        return f"{self.artifact()}/queries-{queries.digest[:12]}.safetensors"
-
-    def score(self, queries: Queries, planned: set[str]) -> list[Task]:
-        return [
-            Task(
-                name=f"embed {queries.name} by {self.method_id}", stage=f"score/{queries.name}/{self.method_id}",
-                fn="guda.methods.similarity:embed", args=self._args | {"queries": queries.name},
-                makes=(self._embedded(queries),), needs=(self._file,),
-            )
-        ]  # fmt: skip
-
-    def _features(self, queries: Queries) -> np.ndarray:
-        return read_tensors(self.run.path(self._embedded(queries)))[0]["features"].numpy()
+    FolderParts(run.root).write(found._file, found.embedded_groups())
 
 
 def embed(run: Run, method: str, config: dict[str, Any], queries: str) -> None:
     found, given = _similarity(run, method, config), load_queries(run, queries)
-    assert isinstance(found, NetworkSimilarity)
-    encode = found._encoder
-    fitted = read_tensors(run.path(found._file))[0]["probe"]
-    now = found.probe(encode)
-    if fitted.shape != now.shape or not torch.allclose(fitted, now, rtol=1e-2, atol=1e-3 * float(fitted.abs().max())):
-        folder = run.path(found.artifact())
-        raise GudaError(
-            "encoder-changed", f"the encoder of {method} is not the one its group means were made with; delete {folder}"
-        )
-    write_tensors(run.path(found._embedded(given)), {"features": torch.from_numpy(encode(given.images))})
+    FolderParts(run.root).write(found._embedded(given), found.embed(given))
 
 
+# ---- encoders, each a method
 class EncoderConfig(SimilarityConfig):
     model: str = Field(
         DINO, description="A vision model of transformers: its folder or its name on the Hugging Face Hub."
@@ -212,24 +204,6 @@ class EncoderConfig(SimilarityConfig):
 
 class ClipConfig(SimilarityConfig):
     model: str = Field(CLIP, description="A CLIP model: its folder or its name on the Hugging Face Hub.")
-
-
-@method("clipa")
-class Clipa(NetworkSimilarity):
-    Config = ClipConfig
-    summary = "CLIPA: cosine of the picture's CLIP embedding to each group's mean (a baseline; no counterfactual)"
-
-    def load(self) -> Encoder:
-        return transformer(self.config.model, only_clip=True)
-
-
-@method("similarity-encoder")
-class AnyEncoder(NetworkSimilarity):
-    Config = EncoderConfig
-    summary = "CLIPA's rule with any vision model of transformers (a baseline; no counterfactual)"
-
-    def load(self) -> Encoder:
-        return transformer(self.config.model)
 
 
 class EfficientNetConfig(SimilarityConfig):
@@ -242,19 +216,41 @@ class EfficientNetStyleConfig(EfficientNetConfig):
     )
 
 
-@method("similarity-efficientnet")
-class EfficientNet(NetworkSimilarity):
-    Config = EfficientNetConfig
-    summary = "CLIPA's rule with EfficientNet-Lite0's last features: which object (a baseline; no counterfactual)"
-
-    def load(self) -> Encoder:
-        return efficientnet(None, pooled, self.config.size)
+def _add(name: str, load: Callable[[Any], Encoder], config: type[SimilarityConfig], summary: str, **more: Any) -> None:
+    body = {"Config": config, "load": staticmethod(load), "summary": f"{summary} (a baseline; no counterfactual)"}
+    method(name)(type(f"Similarity[{name}]", (Similarity,), body | more))
 
 
-@method("similarity-efficientnet-style")
-class EfficientNetStyle(NetworkSimilarity):
-    Config = EfficientNetStyleConfig
-    summary = "CLIPA's rule with EfficientNet-Lite0's early statistics: which style (a baseline; no counterfactual)"
+def _registered(name: str) -> Callable[[Any], Encoder]:
+    return lambda config: ENCODERS[name]
 
-    def load(self) -> Encoder:
-        return efficientnet(self.config.layer, statistics, self.config.size)
+
+_PIXEL = "cosine of the picture to each group's mean image, or nearest"
+for _name in ENCODERS:
+    _pixel = _name == "pixel"
+    _summary = _PIXEL if _pixel else f"CLIPA's rule with the encoder {_name}"
+    _add(f"similarity-{_name}", _registered(_name), SimilarityConfig, _summary, network=not _pixel)
+_add(
+    "clipa",
+    lambda config: transformer(config.model, only_clip=True),
+    ClipConfig,
+    "CLIPA: cosine of the picture's CLIP embedding to each group's mean",
+)
+_add(
+    "similarity-encoder",
+    lambda config: transformer(config.model),
+    EncoderConfig,
+    "CLIPA's rule with any vision model of transformers",
+)
+_add(
+    "similarity-efficientnet",
+    lambda config: efficientnet(None, pooled, config.size),
+    EfficientNetConfig,
+    "CLIPA's rule with EfficientNet-Lite0's last features: which object",
+)
+_add(
+    "similarity-efficientnet-style",
+    lambda config: efficientnet(config.layer, statistics, config.size),
+    EfficientNetStyleConfig,
+    "CLIPA's rule with EfficientNet-Lite0's early statistics: which style",
+)
