@@ -48,36 +48,52 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "site"
 
 
-def guda(site: Path, *args: object) -> Any:
+# several commands in one process, because importing torch takes longer than all of them
+PROGRAM = """
+import json, sys
+from guda.cli.main import main
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["guda", *command, "--json"]
+    try:
+        main()
+    except SystemExit as e:
+        if e.code:
+            raise
+    print("\\0")
+"""
+
+
+def guda(site: Path, *commands: list[object]) -> list[Any]:
+    """What each command prints."""
     paths = [str(site), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    program = [sys.executable, "-c", "from guda.cli.main import main; main()", *map(str, args), "--json"]
+    program = [sys.executable, "-c", PROGRAM, json.dumps([[str(word) for word in command] for command in commands])]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(program, capture_output=True, text=True, env=env, timeout=600)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return [json.loads(text) for text in done.stdout.split("\0\n")[:-1]]
 
 
 def test_a_plug_in_goes_all_the_way(site: Path, tmp_path: Path) -> None:
-    known = guda(site, "methods")
-    assert set(METHODS) <= known.keys()
-    assert known["scramble"] == {
-        "unit": "nats",
-        "summary": "unlearn by predicting unrelated noise for the group's images",
-    }
-
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     folder = tmp_path / "run"
-    guda(site, "init", folder, "--recipe", tmp_path / "recipe.yaml")
-    guda(site, "fit", folder, "--workers", 2)  # workers are fresh processes: they find the package too
+    known, _, _, sampled, _ = guda(
+        site,
+        ["methods"],
+        ["init", folder, "--recipe", tmp_path / "recipe.yaml"],
+        ["fit", folder, "--workers", 2],  # workers are processes of their own: they find the package too
+        ["sample", folder, "--workers", 1],
+        ["score", folder, "--workers", 1],
+    )
+    assert set(METHODS) <= known.keys()
+    assert known["scramble"]["unit"] == "nats"
+    assert known["scramble"]["summary"].startswith("unlearn by predicting unrelated noise")
+
     run = Run.open(folder)
-    stored = {Card.read(p).group: Card.read(p).method for p in run.path("artifacts").rglob("[0-9]*.safetensors")}
+    stored = {Card.read(p).group: Card.read(p).method for p in run.path("artifacts").glob("scramble-*/*.safetensors")}
     assert stored == dict.fromkeys(("across", "down", "diagonal"), "scramble")
     assert "Pixelwise" in next(run.path("models").rglob("config.json")).read_text()
-
-    name = guda(site, "sample", folder, "--workers", 1)["queries"]
-    guda(site, "score", folder, "--workers", 1)
     for method in METHODS:
-        found = Scores.read(run.path("scores", name, f"{method}.parquet"))
+        found = Scores.read(run.path("scores", sampled["queries"], f"{method}.parquet"))
         assert set(found.groups) == {"across", "down", "diagonal"}
         assert found.score.shape == (4, 3)
 
