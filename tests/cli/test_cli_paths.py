@@ -172,7 +172,7 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
     assert out == ""
-    assert err == "guda: stopped; nothing finished is lost, the same command goes on from here\n"
+    assert err == "guda: stopped; nothing finished is lost, run the same command again to resume\n"
     assert list((root / "progress").glob("*.json")) == []
 
 
