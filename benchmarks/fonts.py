@@ -6,7 +6,7 @@ benchmarks/recipes/fonts.yaml, all methods, settings chosen beforehand. Two sets
 
 held-out    four pictures of every family that were not trained on: other shifts and sizes of the same characters. The
             family is known, so the question has an answer, though not the oracle's: a picture in a family's hand
-            should be owed to it. `top1_<method>`: the family is first of 60; `top10_...`; `kin_...`: it, or a family
+            should point to it. `top1_<method>`: the family is first of 60; `top10_...`; `kin_...`: it, or a family
             that is nearly the same (guda_sources/fonts.py, NEAR), is first. Guessing: 1/60.
 fonts-12    200 samples of the model, against LOGO for a dozen families (two seeds): the usual evaluation. And the
             held-out pictures of that dozen by LOGO: `top1_of_12_<method>`.

@@ -1,4 +1,4 @@
-"""guda: which training data is this picture owed to?
+"""guda: which training images shaped this picture?
 
     model  = guda.Denoiser.from_pretrained("path-or-hub-id")
     data   = guda.ImageData.from_folder("art/", group_by="level:1")

@@ -18,14 +18,14 @@ from guda.errors import GudaError
 
 
 class Config(BaseModel):
-    """Frozen, and no unknown key is accepted and ignored."""
+    """Frozen; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class PartitionConfig(Config):
     fraction: float = Field(
-        0.05, gt=0, lt=1, description="Share of the smallest group's images; so many leave and join every group."
+        0.05, gt=0, lt=1, description="Share of the smallest group's images; this many leave and join every group."
     )
     seed: int = Field(42, ge=0, description="Seed of which images move and where to.")
 
@@ -35,29 +35,29 @@ class DataConfig(Config):
     size: int | None = Field(None, gt=0, description="Resize the shorter side to this and centre-crop to a square.")
     group_by: str | None = Field(
         None,
-        description="Folder level (level:1 is the first) or a column of metadata.jsonl / metadata.csv; several, from "
-        "the top down with slashes between, make a tree of groups. A list in metadata.jsonl: an image in several.",
+        description="Folder level (level:1 is the first) or a column of metadata.jsonl / metadata.csv; several levels, "
+        "top down and separated by slashes, make a tree. A list in metadata.jsonl puts an image into several groups.",
     )
     content_by: str | None = Field(
         None, description="What each image shows, for prompts: a folder level (level:2) or a metadata column."
     )
-    groups: tuple[str, ...] | None = Field(None, min_length=2, description="Keep these groups only; default: all.")
-    mode: Literal["L", "RGB"] | None = Field(None, description="Force grey or colour; default: what the images are.")
+    groups: tuple[str, ...] | None = Field(None, min_length=2, description="Keep only these groups; default: all.")
+    mode: Literal["L", "RGB"] | None = Field(None, description="Force greyscale or colour; default: as the images are.")
     split: Literal["train", "test"] | None = Field(
-        None, description="The part of a published data set, where it has parts (cifar10); default: train."
+        None, description="Split of a published data set that has splits (cifar10); default: train."
     )
     variants: int | None = Field(
-        None, gt=0, description="Images of each thing, where a source draws them itself (fonts); default: the source's."
+        None, gt=0, description="Images per object, for sources that draw them (fonts); default: the source's."
     )
     options: dict[str, Any] = Field({}, description="Further options of the source: the parameters of its function.")
     limit_per_group: int | None = Field(
         None, gt=0, description="Keep at most this many images of each group; of a tree, of each leaf."
     )
     limit_contents: int | None = Field(
-        None, gt=0, description="Keep the images of so many contents (objects) only, the same in every group."
+        None, gt=0, description="Keep only this many contents (objects), the same in every group."
     )
     partition: PartitionConfig | None = Field(
-        None, description="A noisy partition: some images of every group under other groups' names. Default: none."
+        None, description="A noisy partition: some images of every group are labelled as other groups. Default: none."
     )
 
     @model_serializer(mode="wrap")
@@ -68,14 +68,15 @@ class DataConfig(Config):
 
 class PromptsConfig(Config):
     source: Literal["file", "similarity", "vlm"] = Field(
-        "similarity", description="Who describes the styles: ready lists, words picked by similarity, or a VLM."
+        "similarity",
+        description="Where style descriptors come from: ready lists, words picked by similarity, or a VLM.",
     )
     path: str | None = Field(
         None,
-        description="file: the lists (json, yaml, jsonl). similarity: words to pick from, one a line (default: ours).",
+        description="file: the lists (json, yaml, jsonl). similarity: words to pick from, one per line; optional.",
     )
     lists: dict[str, tuple[str, ...]] | None = Field(
-        None, description="file: the descriptors of every style right here instead of in a file."
+        None, description="file: the descriptors of every style, given here instead of in a file."
     )
     encoder: str | None = Field(
         None, description="similarity: `statistics` of the pixels (default) or `clip:NAME_OR_PATH`."
@@ -84,7 +85,7 @@ class PromptsConfig(Config):
     images_per_style: int = Field(50, gt=0, description="Images of each style that are described.")
     words_per_image: int = Field(5, gt=0, description="similarity, vlm: descriptors of one image.")
     alpha: float = Field(0.5, ge=0, le=1, description="Penalty for sharing: score = freq / support^alpha.")
-    min_freq: int = Field(2, gt=0, description="A style counts as support of a descriptor from so many images on.")
+    min_freq: int = Field(2, gt=0, description="Images from which a style counts as support of a descriptor.")
     max_support: int = Field(20, gt=0, description="Descriptors of more styles than this are dropped.")
     vocabulary: int = Field(5, gt=0, description="Descriptors a style keeps.")
     per_prompt: int = Field(3, gt=0, description="Descriptors in one prompt.")
@@ -127,7 +128,7 @@ class ModelConfig(Config):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Constructor arguments of that network.")
     text: Literal["minilm"] | None = Field(None, description="Text encoder of a unet2d-condition network.")
-    text_length: int = Field(32, gt=0, description="Tokens of a prompt that this network is told.")
+    text_length: int = Field(32, gt=0, description="Tokens of a prompt that this network receives.")
     patch: int = Field(1, gt=0, description="A unet2d-condition network sees patches of this many pixels as channels.")
 
 
@@ -157,7 +158,7 @@ class TrainingConfig(Config):
     exposure_matched: bool | None = Field(
         None,
         description="Each epoch of the full model leaves out one group in turn, as LOGO always leaves out its own. "
-        "Default: true from scratch, false with model.start (SPEC section 3: equal steps on all data).",
+        "Default: true from scratch, false with model.start (fine-tuning takes equal steps on all data).",
     )
     seed: int = Field(0, ge=0, description="Seed of the full model.")
     checkpoint_every: int = Field(500, gt=0, description="Steps between checkpoints; resume is exact.")
@@ -182,7 +183,7 @@ class QueriesConfig(Config):
         None, gt=0, description="Sampler steps; default: the schedule's own number, text-to-image 50."
     )
     objects: int | None = Field(
-        None, gt=0, description="Text-to-image: one picture of so many objects in every style; default: of all objects."
+        None, gt=0, description="Text-to-image: draw this many objects in every style; default: all objects."
     )
     guidance: float = Field(7.5, ge=0, description="Text-to-image: classifier-free guidance; scoring uses none.")
 
@@ -194,7 +195,7 @@ class ScoringConfig(Config):
     )
     stride: int = Field(10, gt=0, description="Grid spacing of `paper`.")
     plan: Literal["importance", "stratified", "uniform"] = Field(
-        "importance", description="Where timesteps go: by a pilot, by the KL weights, or evenly; all are unbiased."
+        "importance", description="How timesteps are drawn: by a pilot, by the KL weights, or evenly; all are unbiased."
     )
     antithetic: bool = Field(True, description="Draw noise in pairs +eps, -eps, whose mean is one draw.")
     strata: int = Field(12, gt=0, description="Strata that partition 1..t_max; each gets one draw per round.")
@@ -205,13 +206,13 @@ class ScoringConfig(Config):
     groups: tuple[str, ...] | None = Field(
         None,
         min_length=2,
-        description="Fit and score these groups only; training keeps all. Default: every group; of a tree, its leaves.",
+        description="Fit and score only these groups; training keeps all. Default: every group; in a tree, the leaves.",
     )
     drift: Literal["keep", "subtract"] = Field(
         "keep",
-        description="`subtract` removes from every unlearned score what unlearning does to other groups' images.",
+        description="`subtract` removes the average effect on *other* groups' images from every unlearned score.",
     )
-    reference: int = Field(20, ge=2, description="Training images of each group that health and drift are measured on.")
+    reference: int = Field(20, ge=2, description="Training images per group on which health and drift are measured.")
 
 
 class LikelihoodConfig(Config):
@@ -234,11 +235,13 @@ class LikelihoodConfig(Config):
 
 class EvaluationConfig(Config):
     against: str = Field("logo", description="The method that is the oracle.")
-    reference: str | None = Field(None, description="Every method's paired difference to this one is reported.")
+    reference: str | None = Field(None, description="The paired difference of every method to this one is reported.")
     resamples: int = Field(2000, gt=0, description="Bootstrap resamples over queries.")
     seed: int = Field(0, ge=0, description="Seed of the bootstrap.")
-    placebos: int = Field(0, ge=0, description="Random groups that every operator unlearns too: what no group scores.")
-    health: bool = Field(False, description="Whether leakage and drift of every method are measured as well.")
+    placebos: int = Field(
+        0, ge=0, description="Random placebo groups that every operator also unlearns, as a null reference."
+    )
+    health: bool = Field(False, description="Also measure leakage and drift of every method.")
 
 
 def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
@@ -256,7 +259,7 @@ def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
 
 
 def read_config(cls: type[Config], path: Path, what: str) -> Any:
-    """A YAML file as settings of one kind; `what` names it in the message when it is refused."""
+    """Read a YAML file into a config; `what` names the file in error messages."""
     try:
         return cls.model_validate(yaml.safe_load(path.read_text()))
     except OSError:

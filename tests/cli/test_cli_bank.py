@@ -85,7 +85,7 @@ def test_ls_marks_another_base_and_damage(guda: Guda, tmp_path: Path) -> None:
 def test_an_empty_bank(guda: Guda, tmp_path: Path) -> None:
     root = tmp_path / "run"
     steps.init(root, tiny(digits_folder()))
-    assert f"make them with: guda fit {root}" in guda("bank", "ls", root).out
+    assert f"create them with: guda fit {root}" in guda("bank", "ls", root).out
     assert guda("bank", "verify", root).out == "0 counterfactuals, all sound\n"
     refused(guda("bank", "ls", tmp_path / "absent"), "does not exist")
 

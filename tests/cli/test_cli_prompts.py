@@ -119,7 +119,7 @@ def test_mistakes_are_one_line(guda: Guda, tmp_path: Path) -> None:
     refused(guda("prompts", "show", run.root), f"run: guda prompts build {run.root}")
     assert guda("prompts", "build", run.root).code == 0
     refused(guda("prompts", "show", run.root, "--anchors", "inc"), "unknown group 'inc'", "did you mean 'ink'")
-    refused(guda("prompts", "show", run.root, "--tau", 2), "--tau is about anchors")
+    refused(guda("prompts", "show", run.root, "--tau", 2), "--tau needs --anchors GROUP")
     refused(guda("prompts", "show", run.root, "--anchors", "ink", "--encoder", "x"), "unknown text encoder 'x'")
     bare = made(tmp_path / "bare", None)
     refused(guda("prompts", "build", bare.root), "no prompts section")

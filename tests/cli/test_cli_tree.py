@@ -39,7 +39,7 @@ def test_from_folders_to_a_report_down_the_tree(guda: Guda, art: Path, tmp_path:
     assert "  > 1. " in second
     assert guda("report", run, *rule, "--no-drawings").code == 0
     page = next(run.glob("report-*tree=1.html")).read_text()
-    assert "above, by retrack: 1. " in page
+    assert "level above (retrack): 1. " in page
     refused(guda("report", run, "--stop", "top1@0.9", "--screen", "tree:2"), "--stop top1@0.9 --screen tree:2")
     refused(guda("report", run, "--screen", "tree:2"), "give --stop too")
     refused(guda("score", run, "-m", "retrack", "--groups", "a,0"), "'0' is a part of 'a'")

@@ -175,7 +175,7 @@ def test_neither_blocks_nor_company_change_a_bit(make_mlp: Callable[..., Denoise
         alone = log_likelihoods(model, x[i : i + 1], [IDS[i]], config, [1])[0]
         assert alone[0, 0] == together[1, i]
     other = solve(model, x, seeds=2, solver=solver, steps=10, block=3)
-    np.testing.assert_allclose(other, together, atol=1e-3)  # nats (SPEC section 9)
+    np.testing.assert_allclose(other, together, atol=1e-3)  # nats
 
 
 def test_adaptive_solves_do_not_meet(make_mlp: Callable[..., Denoiser]) -> None:

@@ -125,7 +125,7 @@ def test_a_digit_settles_and_is_found_again(app_page: Visit, browser: Any, tmp_p
 
 def test_bars_come_before_the_end(app_page: Visit, tmp_path: Path) -> None:
     page = app_page.page
-    page.get_by_label("by a rule of my own").check()
+    page.get_by_label("a custom rule is met").check()
     page.get_by_label("Stop rule").fill("top2@0.999")
     app_page.bring(grey(tmp_path / "slow.png", seed=2)).ask()
     page.wait_for_selector("#ask-answer .answer[data-state=running]")
@@ -158,7 +158,7 @@ def test_refusals_are_one_line_and_the_page_goes_on(app_page: Visit, tmp_path: P
 
 
 def test_a_rule_that_makes_no_sense_is_refused(app_page: Visit, tmp_path: Path) -> None:
-    app_page.page.get_by_label("by a rule of my own").check()
+    app_page.page.get_by_label("a custom rule is met").check()
     app_page.page.get_by_label("Stop rule").fill("top9@2 <b>")
     app_page.bring(grey(tmp_path / "d.png", seed=4)).ask()
     app_page.page.wait_for_selector("#ask-answer .refused")
@@ -186,7 +186,7 @@ def test_a_batch_gives_a_line_and_a_link_each(app_page: Visit, tmp_path: Path) -
     page.wait_for_selector("text=All 3 done.")
     rows = [r.inner_text() for r in page.query_selector_all("#batch-answer tbody tr")]
     assert [r.split()[0] for r in rows] == ["a.png", "broken.png", "b.png"]
-    assert "not taken" in rows[1]
+    assert "not accepted" in rows[1]
     assert len(page.query_selector_all("#batch-answer tbody a")) == 2
 
 

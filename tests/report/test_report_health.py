@@ -77,8 +77,8 @@ def test_the_matrix_and_the_drift_are_shown(run):
     np.testing.assert_allclose(strengths, 0.5 * np.sqrt(np.abs(found.matrix) / largest).ravel(), atol=6e-4)
     assert f"without b & c, images of d: +{found.matrix[1][2]:.2f} ± {found.stderr[1][2]:.2f}" in cells[5]["title"]
     assert f"+{found.drift[2].mean:.2f} [{found.drift[2].lo:.2f}, {found.drift[2].hi:.2f}]" in page.text
-    assert "the full model has trained on them" in page.text
-    assert "by real retraining" not in page.text
+    assert "the full model was trained on them" in page.text
+    assert "real retraining:" not in page.text
     assert "The drift is part of every score on this page" in page.text
     assert EVIL not in html
     assert "Placebo groups" not in page.text
@@ -91,8 +91,8 @@ def test_retraining_stands_beside_it(run):
     oracle = add_health(run, "logo", drift=-1, own=30)
     text = Page(render(run, SET)).text
     drift = np.mean([d.mean for d in oracle.drift])
-    assert f"by real retraining −{abs(drift):.2f}." in text
-    assert "The same of logo (retraining, the oracle)" in text
+    assert f"real retraining: −{abs(drift):.2f})." in text
+    assert "The same table for logo (retraining, the oracle)" in text
 
 
 def test_subtracted_drift_is_said_to_be_subtracted(run):

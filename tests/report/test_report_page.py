@@ -144,7 +144,7 @@ def test_same_run_same_bytes(run, tmp_path):
 def test_without_an_oracle_it_says_so(run):
     text = Page(render(run, SET)).text
     assert "No ceiling was measured." in text
-    assert "retraining puts" not in text
+    assert "retraining ranks" not in text
 
 
 def test_one_retraining_gives_no_ceiling(run):
@@ -196,7 +196,7 @@ def test_main_method_is_an_elbo_method_other_than_the_oracle(tmp_path):
     assert data["methods"][data["main"]]["id"] == "retrack"
     logo = Scores.read(run.path("scores", SET, "logo.parquet"))
     assert data["oracle"] == logo.score.argmax(axis=1).tolist()
-    assert Page(html).text.count("retraining puts group") == 6
+    assert Page(html).text.count("retraining ranks group") == 6
 
 
 def test_every_picture_shows_every_group_ranked_without_javascript(run):

@@ -80,7 +80,7 @@ def test_all_methods_side_by_side_without_javascript(tmp_path):
     run = odds_run(tmp_path / "run", [[0.9, 0.1, 0.0]], [1])
     html = render(run, SET)
     table = html.split('<details class="methods">')[1].split("</details>")[0]
-    assert "0 of 1 begin like retraining" in table
+    assert "0 of 1 method ranks the same group first as retraining" in table
     cells = [line for line in table.splitlines() if line.startswith("<tr><th>") and "<td" in line]
     assert [c.count("<td") for c in cells] == [3, 3]
     assert '<td class="o">b &amp; c' in cells[0].partition("logo")[2].partition("<td>")[0]
@@ -97,7 +97,7 @@ def test_nothing_stands_out_cannot_be_missed(tmp_path):
     html = render(run, SET)
     text = Page(html).text
     assert '<li class="card none"' in html
-    assert "for 1 nothing stands out" in text
+    assert "For 1, nothing stands out" in text
     assert "1 one group stands out, 0 first groups not separated, 1 nothing stands out." in text
     assert 'data-kind="none"' in html
     assert '<option value="none">' in html
@@ -124,7 +124,7 @@ def test_drawings_are_paid_once_and_follow_the_first_group(tmp_path):
         assert f"without <bdi>{GROUPS[g]}</bdi>" in shown
         used = [part.split('"')[0] for part in shown.split('href="#')[1:]]
         assert used == [*drawn["retrack"]["full"], *drawn["retrack"]["without"][g]]
-    assert "or these were not drawn: similarity-pixel." in Page(html).text
+    assert "or its pictures were not drawn: similarity-pixel." in Page(html).text
     assert write_report(run, TINY).read_text() == html
 
 
@@ -136,7 +136,7 @@ def _exemplars(html: str) -> set[str]:
 def test_cost_of_a_real_run_is_told_per_method(tmp_path):
     run = copy_run(tmp_path / "run")
     text = Page(render(run, TINY)).text
-    section = text.split("What it cost")[1].split("What this cannot tell")[0]
+    section = text.split("What it cost")[1].split("What this cannot show")[0]
     for method in steps.scored_methods(run, TINY):
         assert method in section
     assert "not recorded" not in section
@@ -182,7 +182,7 @@ def test_other_sets_and_races_have_pages_of_their_own(tmp_path):
     assert [m["id"] for m in embedded(html)["methods"]] == ["retrack"]
     text = Page(html).text
     assert "raced to top1@0.9,budget=200" in text
-    assert "retraining puts group" in text  # the oracle by the recipe's rounds
+    assert "retraining ranks group" in text  # the oracle by the recipe's rounds
     raced = Scores.read(run.path("scores", TINY, "top1@0.9,budget=200", "retrack.parquet"))
     view = MethodView(raced, [16] * 3, "")
     for q, card in enumerate(html.split('<li class="card ')[1:]):  # in the race's own order

@@ -1,4 +1,4 @@
-"""Order, interruption and block shape do not reach a result (SPEC section 2, "Invariance")."""
+"""Order, interruption and block shape do not reach a result."""
 
 import random
 from pathlib import Path

@@ -89,7 +89,7 @@ def test_a_mistake_that_all_meet_is_one_line_and_other_verbs_are_the_work_of_one
     assert "training.batch = 1 cannot be shared by 2 processes in 1 pieces each" in said[0]
     found = finish(launch(run, "status", str(run.root), log=tmp_path / "log"), timeout=900)
     assert [code for code, _, _ in found] == [2, 2]
-    assert "guda status is the work of one; launch only guda train and guda fit" in found[0][2]
+    assert "guda status runs in one process; use a launcher only for guda train and guda fit" in found[0][2]
     assert found[1][2] == ""
 
 

@@ -230,7 +230,7 @@ def test_what_a_page_says_of_groups_that_did_not_race(run: Run) -> None:
     assert np.isnan(sure.rank_lo[~sure.own]).all()
     assert np.nanmax(sure.rank_hi) <= sure.own.sum(axis=1).max()
     page = write_report(run, SET, name).read_text()
-    assert "above, by" in page
+    assert "level above (" in page
     view = next(v for v in Content.read(run, SET, name).views if v.id == "retrack")
     assert np.take_along_axis(scores.own, view.per_order[:, :1], axis=1).all()
 

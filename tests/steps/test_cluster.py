@@ -118,7 +118,7 @@ def test_from_the_command_line(run, tmp_path):
     value = json.loads(CliRunner().invoke(app, [*call, "--json"]).stdout)
     assert [s["workers"] for s in value["schedules"]] == [1, 10]
     for wrong, message in [
-        (["--set", "price=2"], "give --cluster too"),
+        (["--set", "price=2"], "need --cluster"),
         (["--cluster", "0"], "greater than 0"),
         (["--cluster", "10", "--set", "gpus=3"], "settings: workers"),
         (["--cluster", "ten"], "valid integer"),

@@ -106,7 +106,7 @@ def test_k_nearest_are_the_brute_force_nearest_to_x_t(retain: torch.Tensor, k: i
 
 
 def test_at_high_noise_neighbours_of_the_clean_image_are_not_neighbours_of_x_t(retain: torch.Tensor) -> None:
-    """What the SPEC warns of: the K nearest are asked of x_t itself."""
+    """The K nearest neighbours are those of x_t itself, not of the clean image."""
     x_t, steps = noised(retain[:10], 900)
     found = torch.isfinite(Posterior(retain, SCHEDULE, k_nearest=10).log_weights(x_t, steps))
     flat = retain.flatten(1)

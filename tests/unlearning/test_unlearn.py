@@ -192,7 +192,7 @@ def test_unlearning_that_blows_up_is_said(teacher: Denoiser, clusters: ImageData
 
 
 def test_cost_counts_backward_passes_three_times_and_the_teacher_once() -> None:
-    """SPEC 8: forward of one sample = 1, forward + backward = 3, teacher forwards count."""
+    """Evaluation units: forward of one sample = 1, forward + backward = 3, teacher forwards count."""
     assert Retrack.fit_evals(config(steps=10, batch_forget=2, batch_retain=3)) == 10 * (3 * 2 + 3 * 3 + 3)
 
 

@@ -89,7 +89,7 @@ def test_the_api_refuses_with_the_same_line(address: str, tmp_path: Path) -> Non
     asked = {"prompt": "", "rule": "top1@0.95", "method": ""}
     with pytest.raises(Exception, match="100 megapixels"):
         client.predict(handle_file(str(bomb)), **asked, api_name="/attribute")
-    with pytest.raises(Exception, match="told nothing of a picture"):
+    with pytest.raises(Exception, match="takes no prompt"):
         client.predict(handle_file(str(grey(tmp_path / "p.png"))), **(asked | {"prompt": "a"}), api_name="/attribute")
     with pytest.raises(Exception, match="no stored result"):
         client.predict("../run", "", "", "", api_name="/result")

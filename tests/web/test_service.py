@@ -113,7 +113,7 @@ def test_a_full_queue_refuses(service: Service, tmp_path: Path, monkeypatch: pyt
     jobs = [small.submit(n) for n in names[:2]]
     assert small.submit(names[0]) is jobs[0]  # the same question is the same job
     assert small.ahead(jobs[1]) == 1
-    with pytest.raises(Refused, match="waiting already"):
+    with pytest.raises(Refused, match="queue is full"):
         small.submit(names[2])
     hold.set()
     with pytest.raises(GudaError):  # nothing was computed, so there is nothing to read
@@ -136,7 +136,7 @@ def test_what_is_refused_leaves_nothing_behind(
     asked: list[Job | GudaError] = []
     submit(small, [(p, "") for p in paths], asked, "top1@0.95", "retrack")  # a batch takes what may wait, and no more
     assert len(asked) == 2
-    with pytest.raises(Full, match="waiting already"):
+    with pytest.raises(Full, match="queue is full"):
         small.ask(paths[2])
     assert len(small.run.query_sets()) == len(before) + 2
     hold.set()
@@ -189,7 +189,7 @@ def test_a_full_score_opens_picture_by_picture(service: Service) -> None:
     np.testing.assert_array_equal(shot.scores.score[0], whole.score[2])
     assert [str(g) for g in one_picture(whole, third)[third].ranked] == [str(g) for g in whole[third].ranked]
     html, _ = answer.answer(service, shot)
-    assert "Scored in full" in html
+    assert "Scored with all rounds" in html
     for method in ("logo", "similarity-pixel"):  # an oracle of two seeds; no evaluations and no intervals
         assert "answer" in answer.answer(service, open_result(service, SET, method, "full"))[0]
 
@@ -239,7 +239,7 @@ def test_a_link_opens_what_it_stands_under(service: Service, tmp_path: Path) -> 
 def test_how_groups_leave_is_told_by_the_rule(service: Service) -> None:
     list(service.answer(SET, "budget=200"))
     html, _ = answer.answer(service, open_result(service, SET, "retrack", "budget=200"))
-    assert "After each round the lower half of the groups leaves" in html
+    assert "The lower half of the groups is eliminated after each round" in html
     assert "clearly behind" not in html
     list(service.answer(SET, "top1@0.95"))
     pages = [answer.answer(service, open_result(service, SET, "retrack", "top1@0.95", p))[0]
@@ -279,7 +279,7 @@ def test_leaderboard_and_runs(service: Service, tmp_path: Path) -> None:
     assert 'class="main"' in board
     bare = Run.open(copy_run(tmp_path / "bare").root)
     bare.path("scores", SET, "evaluation.json").unlink()
-    assert "was not compared with an oracle" in look.leaderboard(Service(bare.root))
+    assert "has not been compared with an oracle" in look.leaderboard(Service(bare.root))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
     table = look.runs_table(tmp_path, bare.root)

@@ -21,7 +21,7 @@ def test_the_prompt_is_part_of_the_question(tmp_path: Path) -> None:
     assert service.told == "prompt"
     path = tmp_path / "large.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)).save(path)
-    with pytest.raises(Refused, match="write the prompt"):
+    with pytest.raises(Refused, match="enter the prompt"):
         service.take(path, "  ")
     one, note = service.take(path, "a cat in Crayon style")
     two, _ = service.take(path, "a dog in Crayon style")

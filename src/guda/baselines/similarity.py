@@ -8,8 +8,8 @@
 differently only where a group's embeddings differ in length or in how widely they spread. The others need every image:
 `max` is the nearest neighbour, `top10` the ten nearest of each group.
 
-Says which group looks like the picture, not which group the model learned it from; a baseline. Encoders without
-settings are registered here: `pixel` is the image itself. Networks are in encoders.py and efficientnet.py.
+A baseline: it shows which group looks like the picture, not what the model learned from it. Encoders without settings
+are registered here: `pixel` is the image itself; networks are in encoders.py and efficientnet.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Command groups for what a run keeps: `guda bank ...`, its counterfactual models, and `guda prompts ...`."""
+"""Command groups for what a run stores: `guda bank ...` (counterfactual models) and `guda prompts ...`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Seed = Annotated[int | None, typer.Option(help="Which retraining; for logo only.
 
 @bank.command("ls")
 def list_(run: RunFolder, as_json: Json = False) -> None:
-    """What is stored: kind, size, and whether it was made from this run's model."""
+    """List the stored models: kind, size, and whether they were made from this run's model."""
     from guda.run.run import Run
     from guda.steps.bank import bank_list
 
@@ -44,7 +44,7 @@ def list_(run: RunFolder, as_json: Json = False) -> None:
 
 def _table(run: Path, rows: list[Stored]) -> str:
     if not rows:
-        return f"{run} holds no counterfactuals yet; make them with: guda fit {run}"
+        return f"{run} has no counterfactuals yet; create them with: guda fit {run}"
     base = {True: "ok", False: "OTHER", None: "-"}
     from guda.table import Column, Table
 
@@ -70,7 +70,7 @@ def add(
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
-    """Take in a counterfactual made elsewhere, where `guda fit` would put it (a whole fp32 delta, or weights)."""
+    """Import a counterfactual made elsewhere, as if `guda fit` had made it (a full fp32 delta, or weights)."""
     from guda.run.run import Run
     from guda.steps.bank import bank_add
 
@@ -81,7 +81,7 @@ def add(
 
 @bank.command()
 def verify(run: RunFolder, as_json: Json = False) -> None:
-    """Read every stored file: digest, base, shapes, finite numbers. One line per problem, exit code 2 if any."""
+    """Check every stored file: digest, base, shapes, finite numbers. One line per problem; exit code 2 if any."""
     from guda.run.run import Run
     from guda.steps.bank import bank_verify
 
@@ -127,23 +127,21 @@ def show(
     examples: Annotated[int, typer.Option(help="Examples of each style.", min=0)] = 1,
     anchors: Annotated[
         str | None,
-        typer.Option(metavar="GROUP", help="Also anchors of these examples if this style is to be forgotten."),
+        typer.Option(metavar="GROUP", help="Also show the anchors of these examples for forgetting this style."),
     ] = None,
     tau: Annotated[float | None, typer.Option(help="Sharpness of weighted anchors.", min=0)] = None,
     eta: Annotated[float | None, typer.Option(help="Uniform share of weighted anchors.", min=0, max=1)] = None,
     encoder: Annotated[str | None, typer.Option(help="Text encoder of anchors: minilm or clip:NAME_OR_PATH.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Vocabularies, example prompts of every style, and anchors, like the paper's tables."""
+    """Show vocabularies, example prompts of every style, and anchors, like the paper's tables."""
     from guda.run.run import Run
     from guda.steps.prompts import prompts_show
     from guda.unlearning.anchors import AnchorsConfig
 
     given = {k: v for k, v in (("tau", tau), ("eta", eta), ("encoder", encoder)) if v is not None}
     if given and anchors is None:
-        raise GudaError(
-            "anchors-option-missing", f"--{next(iter(given))} is about anchors: give --anchors GROUP as well"
-        )
+        raise GudaError("anchors-option-missing", f"--{next(iter(given))} needs --anchors GROUP")
     value = prompts_show(Run.open(run), examples, anchors, AnchorsConfig.model_validate(given))
     say(value, "\n".join([*_vocabularies(value), *_examples(value), *_drawn(value)]), as_json)
 

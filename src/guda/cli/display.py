@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: progress while waiting, plans, and the health of a method."""
+"""Terminal output: progress display, plans, and the health of a method."""
 
 from __future__ import annotations
 
@@ -129,12 +129,12 @@ def cluster_text(value: dict[str, Any]) -> str:
          "" if s["cost"] is None else f"{s['cost']:,.2f}", f"{s['bottleneck']}: {s['advice']}")
         for s in value["schedules"]
     ]  # fmt: skip
-    columns = (Column("workers", align="right"), "time", "busy", "paid hours", "cost",
+    columns = (Column("workers", align="right"), "time", "busy", "billed hours", "cost",
                Column("bottleneck", align="left"))  # fmt: skip
     unrecorded = [kind for kind, recorded in value["recorded"].items() if not recorded]
     note = f"not recorded by this run: {', '.join(unrecorded)}" if unrecorded else "as this run recorded them"
     lines = [
-        f"{value['run']}: {', '.join(value['methods'])} from nothing, {value['groups']} groups, "
+        f"{value['run']}: {', '.join(value['methods'])} from scratch, {value['groups']} groups, "
         f"{value['queries']} queries",
         Table.of("", ("to do", "tasks", "evaluations", "worker-hours", "disk"), parts).plain(),
         Table.of("", columns, schedules).plain(),
@@ -144,7 +144,7 @@ def cluster_text(value: dict[str, Any]) -> str:
 
 
 def health_tables(found: Health, width: int) -> Iterator[Any]:
-    """Things for rich to print: the whole matrix where it fits, else each row's largest leak."""
+    """Renderables for rich: the whole matrix if it fits the width, otherwise each row's largest leak."""
     import numpy as np
     from rich.table import Table
     from rich.text import Text
@@ -175,5 +175,5 @@ def health_tables(found: Health, width: int) -> Iterator[Any]:
     yield Text(f"{found.estimand}; on {sum(found.images)} {found.note}", "dim")
     yield table
     if whole:
-        yield Text("rows: the group taken out; columns: whose images; diagonal: forgetting; off it: leakage", "dim")
+        yield Text("rows: removed group; columns: whose images; diagonal: forgetting; off the diagonal: leakage", "dim")
     yield Text("drift: mean over the images of all other groups" + (", ± standard error" if whole else ""), "dim")

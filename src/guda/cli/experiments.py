@@ -22,13 +22,15 @@ SHOWN = 8  # best trials to print
 def tune(
     run: RunFolder,
     method: Annotated[str, typer.Option("--method", "-m", help="Method id.", show_default=False)],
-    trials: Annotated[int, typer.Option(help="Settings to try, earlier calls included.", min=1)] = 20,
+    trials: Annotated[int, typer.Option(help="Settings to try, including those of earlier calls.", min=1)] = 20,
     queries_seed: Annotated[
-        int | None, typer.Option(help="Seed of the tuning queries; not the recipe's. Default: 0, or 1.", min=0)
+        int | None,
+        typer.Option(help="Seed of the tuning queries; must differ from the recipe's. Default: 0, or 1.", min=0),
     ] = None,
     n: Annotated[int, typer.Option("-n", help="Tuning queries.", min=2)] = 200,
     groups: Annotated[
-        list[str] | None, typer.Option(help="How many groups to compare (default 5), or their names with commas.")
+        list[str] | None,
+        typer.Option(help="How many groups to compare (default 5), or their names separated by commas."),
     ] = None,
     search: Annotated[
         str | None, typer.Option(help='Where to search, e.g. "lr=1e-5..1e-3,steps=50|100|200".', show_default=False)
@@ -38,7 +40,7 @@ def tune(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Choose a method's settings by agreement with LOGO, on queries of their own."""
+    """Choose a method's settings by agreement with LOGO, on a held-out set of queries."""
     from guda import steps
     from guda.run.data import load_data
     from guda.run.run import Run
@@ -117,7 +119,7 @@ def ablate(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Sweep a method's settings one at a time, each against LOGO and its ceiling."""
+    """Sweep a method's settings one at a time, and compare each with LOGO and its ceiling."""
     from guda import steps
     from guda.evaluation.sweep import REPORTED, text
     from guda.run.run import Run
@@ -145,7 +147,12 @@ def ablate(
 def pairs(
     run: RunFolder,
     pair: Annotated[
-        list[str], typer.Option("--pair", help="Two groups with a comma, e.g. cat,dog; repeat.", show_default=False)
+        list[str],
+        typer.Option(
+            "--pair",
+            help="Two groups separated by a comma, e.g. cat,dog; repeat for several pairs.",
+            show_default=False,
+        ),
     ],
     method: Method = None,
     queries: Annotated[
@@ -154,7 +161,7 @@ def pairs(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Leave two groups out together (LOGO and unlearned): do scores add up?"""
+    """Leave two groups out together (LOGO and unlearned) and check whether scores add up."""
     from guda import steps
     from guda.evaluation.additivity import pairs_table
     from guda.run.run import Run
@@ -177,13 +184,13 @@ def reproduce(
         str, typer.Argument(help="digits, fashion-mnist, cifar10, unlearncanvas, or a file ending in .yaml.")
     ],
     run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/reproduce-NAME[-SCALE].")] = None,
-    scale: Annotated[str, typer.Option(help="full, or a smaller one that the experiment has, e.g. small.")] = "full",
-    ablations: Annotated[bool, typer.Option("--ablations", help="Also carry out the paper's sweeps.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what it costs.")] = False,
+    scale: Annotated[str, typer.Option(help="full, or a smaller scale of the experiment, e.g. small.")] = "full",
+    ablations: Annotated[bool, typer.Option("--ablations", help="Also run the paper's sweeps.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only estimate the cost.")] = False,
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """An experiment of the paper: trainings, methods, oracles, tables (Markdown, CSV, LaTeX). Resumes where it was."""
+    """Run an experiment of the paper: training, methods, oracles, tables (Markdown, CSV, LaTeX). Can be resumed."""
     from guda.cli.display import outline_text
     from guda.report.reproduce import read_reproduction, reproduce
     from guda.report.reproduce_plan import plan_reproduction

@@ -48,7 +48,7 @@ def _root(
         raise GudaError(
             "launch-unsupported",
             f"{distributed.world_size()} processes were launched, but guda {context.invoked_subcommand} "
-            f"is the work of one; launch only guda {' and guda '.join(LAUNCHED)}, and run this by itself",
+            f"runs in one process; use a launcher only for guda {' and guda '.join(LAUNCHED)}",
         )
 
 
@@ -69,7 +69,7 @@ for _command in (
 
 
 def _publish() -> None:
-    """Of runs in a bucket: upload what the command wrote."""
+    """For runs in a bucket: upload what the command wrote."""
     if "guda.run.remote" in sys.modules and distributed.is_main():
         from guda.run.remote import push_all
 

@@ -1,4 +1,4 @@
-"""What the commands share: their common options, options made from the fields of a config, and the engine.
+"""What the commands share: common options, options generated from the fields of a config, and the engine.
 
     @command
     def sample(run: RunFolder, changes: Changes = fields(QueriesConfig, "n as -n", "seed"), engine: Any = ENGINE, ...)
@@ -28,7 +28,7 @@ from guda.errors import GudaError
 
 RunFolder = Annotated[Path, typer.Argument(help="The run folder.", show_default=False)]
 
-Workers = Annotated[int | None, typer.Option(help="Worker processes; default: one per core.", min=1)]  # to reckon with
+Workers = Annotated[int | None, typer.Option(help="Worker processes; default: one per core.", min=1)]  # of an estimate
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 
@@ -38,7 +38,7 @@ Groups = Annotated[
     str | None,
     typer.Option(
         "--groups",
-        help="Fit and score these groups only, e.g. Cubism,Dapple, or level:1 of a tree; kept in the recipe. "
+        help="Fit and score only these groups, e.g. Cubism,Dapple, or level:1 of a tree; saved in the recipe. "
         "`all` undoes it.",
     ),
 ]
@@ -67,17 +67,17 @@ _ENGINE_OPTIONS: Options = {
         None,
     ),
     "num_cpus_per_task": (
-        Annotated[float | None, typer.Option(help="Ray: CPUs, and threads, of a task; default: 1.", min=0.01)],
+        Annotated[float | None, typer.Option(help="Ray: CPUs and threads per task; default: 1.", min=0.01)],
         None,
     ),
     "num_gpus_per_task": (
         Annotated[
             float | None,
-            typer.Option(help="Ray: GPUs of a task, also 0.5; default: 1 where the cluster has any.", min=0),
+            typer.Option(help="Ray: GPUs per task, may be a fraction (0.5); default: 1 if the cluster has any.", min=0),
         ],
         None,
     ),
-    "memory_per_task": (Annotated[float | None, typer.Option(help="Ray: GB of memory of a task.", min=0.001)], None),
+    "memory_per_task": (Annotated[float | None, typer.Option(help="Ray: GB of memory per task.", min=0.001)], None),
 }
 
 
@@ -115,7 +115,7 @@ def fields(config: type[Config], *names: str, kept: bool = True) -> Any:
     for name in names:
         field, _, option = name.partition(" as ")
         options[field] = option or f"--{field.replace('_', '-')}"
-    return Fields(config, options, " Kept in the recipe." if kept else "")
+    return Fields(config, options, " Saved in the recipe." if kept else "")
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -19,10 +19,10 @@ def report(
         str | None, typer.Option(help="Report on scores raced to this rule (`guda score --stop`), e.g. top1@0.95.")
     ] = None,
     screen: Annotated[
-        str | None, typer.Option(help="With --stop: of the race that was screened so (`guda score --screen`).")
+        str | None, typer.Option(help="With --stop: report on the race with this screen (`guda score --screen`).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The page's file, .html; default: report.html in the run folder.")
+        Path | None, typer.Option(help="Output file, .html; default: report.html in the run folder.")
     ] = None,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Also write a table: one row per picture, method and group.")
@@ -34,18 +34,18 @@ def report(
         bool, typer.Option("--pdf", help="Also print the page to PDF; needs Chromium, Chrome or Edge.")
     ] = False,
     no_drawings: Annotated[
-        bool, typer.Option("--no-drawings", help="Do not draw what is missing of the same-noise pictures.")
+        bool, typer.Option("--no-drawings", help="Do not draw missing same-noise pictures.")
     ] = False,
     engine: Any = ENGINE,
 ) -> None:
-    """Write report.html: the pictures, their groups with intervals, and how far to trust them."""
+    """Write report.html: the pictures, their groups with intervals, and how far to trust the answers."""
     from guda import steps
     from guda.report.content import Content
     from guda.report.page import report_path, write_content
     from guda.run.run import Run
 
     if out is not None and out.suffix not in (".html", ".htm"):
-        raise GudaError("report-not-html", f"--out {out}: the report is a page; give a name that ends in .html")
+        raise GudaError("report-not-html", f"--out {out}: the report is an HTML page; give a name that ends in .html")
     if as_pdf:
         from guda.report.pdf import find_browser
 
@@ -78,15 +78,15 @@ def report(
 
 @command
 def figure(
-    name: Annotated[str | None, typer.Argument(help="Which figure; --list says what there is.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which figure; --list shows all of them.")] = None,
     run: Annotated[Path | None, typer.Argument(help="The run folder.", show_default=False)] = None,
     out: Annotated[
         Path | None, typer.Option(help="File ending in .svg, .pdf or .png (pictures: .png); default: in RUN/figures.")
     ] = None,
     queries: Annotated[str | None, typer.Option("--queries", "-q", help="A query set's name.")] = None,
-    method: Annotated[str | None, typer.Option("--method", "-m", help="Method id, where the figure is of one.")] = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", help="Method id, for figures of one method.")] = None,
     query: Annotated[str | None, typer.Option(help="Id of one picture, for ranking.")] = None,
-    names: Annotated[bool, typer.Option("--list", help="Say which figures there are.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="List the figures.")] = False,
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
@@ -112,7 +112,7 @@ def figure(
 def serve(
     run: RunFolder,
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="Method that is offered first; default: as in the report.")
+        str | None, typer.Option("--method", "-m", help="Default method of the page; default: the report's.")
     ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 7860,
     host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
@@ -126,14 +126,14 @@ def serve(
     ] = None,
     max_mb: Annotated[float, typer.Option(help="Largest upload, megabytes.", min=0.001)] = 10.0,
     max_megapixels: Annotated[float, typer.Option(help="Largest picture, megapixels.", min=0.001)] = 25.0,
-    queue: Annotated[int, typer.Option(help="Pictures that may wait to be scored.", min=1)] = 32,
-    max_uploads: Annotated[int, typer.Option(help="Uploads that the run keeps.", min=1)] = 10_000,
+    queue: Annotated[int, typer.Option(help="Length of the queue.", min=1)] = 32,
+    max_uploads: Annotated[int, typer.Option(help="Most uploads that the run keeps.", min=1)] = 10_000,
     runs: Annotated[
         Path | None, typer.Option(help="Folder whose runs the last tab lists; default: where this run is.")
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:  # fmt: skip
-    """A page for the run: drop a picture, watch its groups settle; leaderboard, stored results, HTTP API."""
+    """Serve a web page for the run: upload a picture and watch its scores; leaderboard, stored results, HTTP API."""
     from guda.run.run import Run
     from guda.web.guard import LOOPBACK
     from guda.web.server import free, need_gradio, parse_auth
@@ -154,7 +154,7 @@ def serve(
         print(f"Warning: {host} can be reached by others and no --auth was given; anyone may upload.", flush=True)
 
     def ready(address: str) -> None:
-        print(f"Serving {folder.root} by {service.method} at {address}  (press Ctrl-C to stop)", flush=True)
+        print(f"Serving {folder.root} with {service.method} at {address}  (press Ctrl-C to stop)", flush=True)
         if open_:
             import webbrowser
 

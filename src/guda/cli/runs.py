@@ -1,5 +1,5 @@
-"""Commands that make a run and what scoring needs: demo, init, train, fit, sample; and those that look at one: plan,
-status, methods."""
+"""Commands that create a run and prepare it for scoring (demo, init, train, fit, sample) or inspect it (plan, status,
+methods)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def init(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a run folder from images with groups and a model (or a recipe to train one)."""
+    """Create a run folder from grouped images and a model (or a recipe to train one)."""
     from guda import steps
     from guda.run.data import load_data
 
@@ -128,7 +128,7 @@ def fit(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Make a method's counterfactual models (default: the recipe's methods)."""
+    """Create a method's counterfactual models (default: the recipe's methods)."""
     from guda import steps
     from guda.run.run import Run
 
@@ -169,11 +169,13 @@ def plan(
     n: Annotated[int | None, typer.Option("-n", help="Queries to plan for; default: the recipe's.", min=1)] = None,
     workers: Workers = None,
     cluster: Annotated[
-        str | None, typer.Option(help="Simulate the run from nothing on so many workers, e.g. 10,100,1000.")
+        str | None, typer.Option(help="Simulate the run from scratch on this many workers, e.g. 10,100,1000.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Of the cluster, e.g. --set groups=1000 --set price=2.5; docs/planning.md."),
+        typer.Option(
+            "--set", help="A setting of the cluster, e.g. --set groups=1000 --set price=2.5; see docs/planning.md."
+        ),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the simulated schedules (.svg, .png).")] = None,
     as_json: Json = False,
@@ -190,7 +192,7 @@ def plan(
     if cluster is None and (settings or figure):
         raise GudaError(
             "cluster-option-missing",
-            "--set and --figure are of a cluster: give --cluster too, e.g. --cluster 10,100,1000",
+            "--set and --figure need --cluster, e.g. --cluster 10,100,1000",
         )
 
     if not run.exists() and run.name == str(run):  # no folder: the name of a recipe
@@ -215,7 +217,7 @@ def plan(
 
 
 def status(run: RunFolder, as_json: Json = False) -> None:
-    """What is done, what is left."""
+    """Show what is done and what is left."""
     from guda import steps
     from guda.run.run import Run
 
@@ -234,7 +236,7 @@ def status(run: RunFolder, as_json: Json = False) -> None:
 
 
 def methods(as_json: Json = False) -> None:
-    """Every method by its id: what it does, what its scores mean and in which unit."""
+    """List every method: its id, what it does and the unit of its scores."""
     from guda.methods.base import known_methods
     from guda.table import Column, Table
 

@@ -1,4 +1,4 @@
-"""Commands that attribute pictures and say how far to trust it: score, evaluate, health, likelihood."""
+"""Commands that score pictures and check how far to trust the scores: score, evaluate, health, likelihood."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ def score(
     name: Annotated[str | None, typer.Option(help="Name for a new query set; default: its folder's name.")] = None,
     top: Annotated[int, typer.Option(help="Groups to print per picture.", min=1)] = 3,
     stop: Annotated[
-        str | None, typer.Option(help="Race to a stop rule: top1@0.95, top3@0.9, budget=N, or two with a comma.")
+        str | None,
+        typer.Option(help="Race to a stop rule: top1@0.95, top3@0.9, budget=N, or two separated by a comma."),
     ] = None,
     screen: Annotated[
         str | None,
         typer.Option(
-            help="With --stop: only the first groups by a cheap method start the race (posterior:10), or a tree of "
-            "groups is descended, the parts of the first two of each level racing next (tree:2)."
+            help="With --stop: shortlist groups for the race with a cheap method (posterior:10), or descend a tree of "
+            "groups, racing the parts of the best two at each level (tree:2)."
         ),
     ] = None,
     band: Annotated[
-        str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000; another estimand, named as such.")
+        str | None, typer.Option(help="Use only these timesteps, e.g. 100:1000; the estimand changes and is labelled.")
     ] = None,
     changes: Changes = fields(ScoringConfig, "rounds", "strata", "drift"),
     groups: Groups = None,
@@ -62,7 +63,7 @@ def score(
         above = steps.upper_levels(folder, chosen, found.method, variant)
         if stop is not None:
             evals = sum(steps.evals_per_picture(folder, s) for s in (*above, found))
-            also = "" if screen is None or above else f", and those of the screen {screen}"
+            also = "" if screen is None or above else f", plus those of the screen {screen}"
             lines.append(f"  {evals:,.0f} evaluations per picture on average{also}")
         shown = found.queries[:5]
         for query in shown:
@@ -94,11 +95,16 @@ def score(
 def evaluate(
     run: RunFolder,
     queries: QuerySet = None,
-    band: Annotated[str | None, typer.Option(help="Count some timesteps only, e.g. 100:1000.")] = None,
-    bands: Annotated[bool, typer.Option("--bands", help="Top-1 in each noise band, against its own ceiling.")] = False,
+    band: Annotated[str | None, typer.Option(help="Use only these timesteps, e.g. 100:1000.")] = None,
+    bands: Annotated[
+        bool, typer.Option("--bands", help="Show Top-1 in each noise band, with its own ceiling.")
+    ] = False,
     changes: Changes = fields(ScoringConfig, "drift"),
     pairs: Annotated[
-        bool, typer.Option("--pairs", help="Methods against each other: paired differences, p, what is not separated.")
+        bool,
+        typer.Option(
+            "--pairs", help="Compare methods with each other: paired differences, p-values, what is not separated."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -143,7 +149,7 @@ def health(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """How far the counterfactuals can be trusted: what they do to training images of every group."""
+    """Check the counterfactuals: what they do to training images of every group."""
     from guda import steps
     from guda.run.run import Run
 
@@ -171,7 +177,7 @@ def likelihood(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Score by log p (probability-flow ODE), compare the ELBO with it, evaluate every method under both."""
+    """Score with log p (probability-flow ODE), compare the ELBO with it, evaluate every method with both."""
     from guda.run.run import Run
     from guda.steps import choose_queries, likelihood_path
     from guda.steps import likelihood as solve
@@ -196,5 +202,5 @@ def _show_likelihood(found: LikelihoodFile, path: Path) -> None:
     for kind, entry in found.oracles.items():
         console.print(terminal(ORACLES[kind], entry, console.width))
     if not found.oracles:
-        print("Not compared with LOGO: it is not scored, or its log p was not asked for.")
+        print("Not compared with LOGO: it has not been scored, or its log p was not requested.")
     print(f"Tables: {path}, {path.with_suffix('.md')}; scores beside them")

@@ -1,4 +1,6 @@
-"""log p(x_0) of a model in nats: its probability-flow ODE followed from the picture to the prior (SPEC section 9).
+"""log p(x_0) of a model in nats: its probability-flow ODE followed from the picture to the prior.
+
+The paper uses it in "Validity of the ELBO Proxy: Comparison with a Likelihood Oracle".
 
 With l = log SNR as time, s^2 = sigmoid(-l), and z = x / sqrt(a_t^2 + s_t^2) (x itself, but for flow matching),
 
@@ -34,7 +36,7 @@ ADAPTIVE_CALLS = 500  # network calls to expect of an adaptive solve: for plans 
 
 
 def evals(config: LikelihoodConfig) -> int:
-    """Evaluation units of one picture by one model: a forward pass is 1, a product with the Jacobian 2 more (SPEC 8).
+    """Evaluation units of one picture by one model: a forward pass is 1, a product with the Jacobian 2 more.
     heun: two forward passes a step, products at its first point only, and one more point at the end."""
     products = 2 * config.seeds
     if config.solver == "heun":

@@ -2,7 +2,7 @@
 
 A key is any sequence of strings and integers, e.g. (seed, query id, round, stratum). Its 128-bit hash keys a
 counter-based Philox generator (numpy's), so the noise of one item can be drawn anywhere, in any order, and the
-same bits come out. SPEC section 2, "Noise key".
+same bits come out.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     sample      ancestral DDPM sampling of unconditional models; image i is a function of (seed, i)
     ddim        deterministic (eta = 0) from given noise, so that models differ by their weights alone
-    generate    one image per prompt with classifier-free guidance, as diffusers' pipelines draw it (SPEC section 6)
+    generate    one image per prompt with classifier-free guidance, as diffusers' pipelines draw it
 
 Networks run on blocks of a fixed size, short blocks padded, so that an image does not depend on its neighbours.
 """

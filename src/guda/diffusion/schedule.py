@@ -6,7 +6,7 @@ With SNR_t = a_t^2 / s_t^2 the KL term of the bound at t >= 1 (0-based scheduler
          = (SNR_{t-1} - SNR_t)/2 ||x_0 - x0_hat||^2                (the form used where SNR_t = 0)
 
 All coefficients are float64, from the scheduler's betas through cumsum(log1p(-beta)) and expm1: float32 abar is
-0.3 % off in 1 - abar at t = 1 (SPEC section 2). `Schedule` is the variance-preserving path a^2 + s^2 = 1;
+0.3 % off in 1 - abar at t = 1. `Schedule` is the variance-preserving path a^2 + s^2 = 1;
 `FlowSchedule` is the straight path of flow matching, a + s = 1.
 """
 
@@ -132,7 +132,7 @@ class Schedule:
         return digest([digest_arrays(self.betas), self.prediction])
 
     def at(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(a_t, s_t), float64; t may be fractional: between two timesteps log abar is linear in t (SPEC section 9)."""
+        """(a_t, s_t), float64; t may be fractional: between two timesteps log abar is linear in t."""
         if np.issubdtype(t.dtype, np.integer):
             return self.a[t], self.s[t]
         log_abar = np.interp(t, np.arange(self.T), self.log_abar)

@@ -2,7 +2,7 @@
 
 Every epoch is one keyed permutation of ALL images; each place in it has its own keyed (t, eps, flip). Leaving a group
 out deletes its places and changes nothing else, so two runs with the same key see the same images in the same order
-with the same noise up to the left-out items: that is what coupling LOGO runs means (SPEC section 3).
+with the same noise up to the left-out items: that is what coupling LOGO runs means.
 Exposure matching: epoch e of the full model leaves out the images of one group, groups cycling through keyed
 permutations; an image of several groups goes with the first of them (Groups.homes), so that all are shown as often.
 """

@@ -1,6 +1,6 @@
 """Training theta_full, its LOGO counterparts and a group-conditional twin: one loop, exact resume.
 
-E || target - network(x_t, t, c) ||^2 with AdamW, warm-up and cosine, clipping, and an EMA in fp32 (SPEC section 3),
+E || target - network(x_t, t, c) ||^2 with AdamW, warm-up and cosine, clipping, and an EMA in fp32,
 from fresh weights or from one pretrained start, which LOGO then shares with the full model. `distributed.py` spreads a
 step over pieces, processes and precisions; `checkpoint.py` has the state.
 """
@@ -128,7 +128,7 @@ def train(
     labels = None if label_dropout is None else len(groups) + 1
     with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
         model = denoiser.clone() if fine_tune and labels is None else fresh(denoiser, key, labels)
-        module = model.module.float()  # an EMA in fp16 would stand still (SPEC section 3)
+        module = model.module.float()  # an EMA in fp16 would stand still
         if config.lora is not None:
             wrap(module, config.lora, *key, "lora")
         stream = Stream(

@@ -1,4 +1,6 @@
-"""How closely delta ELBO follows delta log p, and every method under both oracles (SPEC section 9).
+"""How closely delta ELBO follows delta log p, and every method under both oracles.
+
+Paper: "Validity of the ELBO Proxy: Comparison with a Likelihood Oracle".
 
 Over all cells (query, group):  pearson, spearman (average ranks).   Within a query, the gold being delta log p:
 top1, ndcg3_linear (the form of the paper's 0.939).   Intervals: bootstrap over queries, a query's groups together;

@@ -1,4 +1,4 @@
-"""How well one ranking of the groups agrees with another, query by query (SPEC 8; paper, Evaluation Metrics).
+"""How well one ranking of the groups agrees with another, query by query (paper: "Evaluation Metrics").
 
 `scores` and `gold` are [Q, N]: Q queries, N groups, higher = the group mattered more. pi_s, pi_g are the
 orders they induce, rank_s, rank_g 1-based ranks, g* the gold top-1, k = min(3, N). Every metric gives [Q]:

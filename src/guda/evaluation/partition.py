@@ -1,4 +1,6 @@
-"""What a noisy partition costs: the same experiment with clean and with noisy groups, method by method (SPEC 10).
+"""What a noisy partition costs: the same experiment with clean and with noisy groups, method by method.
+
+Paper: "Robustness to Noisy Group Partitions".
 
     change = n - c (noisy - clean),   lo = change - sqrt((n - n_lo)^2 + (c_hi - c)^2),
                                       hi = change + sqrt((n_hi - n)^2 + (c - c_lo)^2)

@@ -5,7 +5,7 @@
      figures: {name: number}}}}
 
 Every figure is a mean with its 95 % interval. Costs are in evaluation units: forward of one sample = 1,
-forward and backward = 3 (SPEC 8).
+forward and backward = 3.
 """
 
 from __future__ import annotations

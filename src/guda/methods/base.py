@@ -65,7 +65,7 @@ class Method(ABC):
 
     @abstractmethod
     def fit_evals(self) -> float:
-        """Evaluation units per group (SPEC 8), without theta_full."""
+        """Evaluation units per group, without theta_full."""
 
     @abstractmethod
     def score_evals(self) -> float:

@@ -5,7 +5,7 @@
 
 d: the paired difference of KL terms, nats. A fine-tuned model (shift) knows what the network's own features lose at low
 noise, but its drift drowns the effect at high noise; the training-free rule (posterior) has no drift. Both are read
-from their own terms: scoring a hybrid after its halves costs nothing (SPEC section 4).
+from their own terms: scoring a hybrid after its halves costs nothing.
 """
 
 from __future__ import annotations

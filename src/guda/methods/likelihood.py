@@ -1,7 +1,7 @@
 """The likelihood as a scoring rule: the same counterfactuals as delta ELBO, compared by log p instead of its bound.
 
     score_k = log p_full(x) - log p_without_k(x), nats, positive = the group mattered
-    delta log p = delta ELBO + the change of the KL gap                                      (SPEC section 9)
+    delta log p = delta ELBO + the change of the KL gap
 
 Averaged over the sets of a method (LOGO's seeds) and over probe seeds, whose spread is the error. Both models meet the
 same probes, so that what they share cancels.
@@ -30,7 +30,7 @@ from guda.run.task import Task, pending
 from guda.scoring.estimate import difference, rank_columns, stack_estimates
 from guda.scoring.scores import Scores
 
-FORWARD_AND_PRODUCT = 3  # evaluation units of a network call with one product (SPEC 8)
+FORWARD_AND_PRODUCT = 3  # evaluation units of a network call with one product
 
 
 def check_likelihood(found: Method) -> ElboMethod:

@@ -57,7 +57,7 @@ class Unlearned(ElboMethod):
 
     def passes(self, group: str) -> float:
         """How many times the steps of a leaf: a group above others is as much larger, and an epoch of unlearning is one
-        pass over the forget set (SPEC section 4). Leaves have the same number of steps whatever their sizes."""
+        pass over the forget set. Leaves have the same number of steps whatever their sizes."""
         if self.grouping is not None and self.grouping.passes is not None:
             return self.grouping.passes
         known = load_data(self.run).groups

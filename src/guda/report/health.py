@@ -97,13 +97,13 @@ class HealthView:
         k, j = np.unravel_index(int(np.abs(self.beside).argmax()), self.beside.shape)
         own = float(np.diagonal(self.matrix).mean())
         said = [
-            f"Forgetting: {signed(own, self.digits)} nats on average on images of the group taken out"
+            f"Forgetting: {signed(own, self.digits)} nats on average on images of the removed group"
             f"{self._against(oracle, 'own')}.",
             f"Drift: {signed(self.mean_drift, self.digits)} nats on average on images of the other groups, from "
-            f"{signed(min(drift), self.digits)} to {signed(max(drift), self.digits)} by group taken out"
+            f"{signed(min(drift), self.digits)} to {signed(max(drift), self.digits)} depending on the removed group"
             f"{self._against(oracle, 'drift')}.",
             f"Largest leak: {signed(float(self.beside[k, j]), self.digits)} nats on images of {groups[j]} when "
-            f"{groups[k]} is taken out.",
+            f"{groups[k]} is removed.",
         ]
         if oracle is not self:
             said.append(
@@ -117,7 +117,7 @@ class HealthView:
         if oracle is None or oracle is self:
             return ""
         value = float(np.diagonal(oracle.matrix).mean()) if what == "own" else oracle.mean_drift
-        return f"; by real retraining {signed(value, self.digits)}"
+        return f" (real retraining: {signed(value, self.digits)})"
 
 
 def read_views(run: Run, views: Sequence[MethodView], main: int) -> list[HealthView]:
@@ -147,12 +147,12 @@ class NullView:
         return [
             f"{self.null.n} placebo groups of {self.null.size:,} training images each, drawn at random from all "
             f"groups, were unlearned by {self.view.id} like any group. Their images have nothing in common, so their "
-            "scores show what taking out that many images does by itself.",
-            f"Half of their scores of these pictures are below {half} {self.view.unit}, 95 % below {line}.",
+            "scores show what removing that many images does by itself.",
+            f"Half of their scores on these pictures are below {half} {self.view.unit}, 95 % below {line}.",
             f"The first group’s score is above that line for {above:,} of {n:,} pictures{rest}.",
             f"The line is for one group: of {len(self.view.scores.groups)} groups without meaning, the first would "
             f"pass it for up to {percent(chance)} of the pictures. Placebos have the size of the median group; larger "
-            "groups score more for their size alone.",
+            "groups score higher because of their size alone.",
         ]
 
     def rows(self) -> list[tuple[str, str, list[float]]]:

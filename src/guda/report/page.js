@@ -142,7 +142,7 @@
       if (card.oracle) {
         card.oracle.hidden = m.id === D.oracleName;
         const rank = rows.findIndex((r) => r.g === gold) + 1;
-        card.oracle.lastElementChild.textContent = `${D.oracleSays[card.q]} (here ${rank === 1 ? "too" : "rank " + rank})`;
+        card.oracle.lastElementChild.textContent = `${D.oracleSays[card.q]}; this method ${rank === 1 ? "agrees" : "ranks it number " + rank}`;
       }
     }
     $("about").textContent = `${m.id}${m.about ? ": " + m.about : ""} (${m.estimand}; ${unit}).`;
@@ -151,7 +151,7 @@
     list.classList.toggle("nulled", line !== null);
     if ($("null-key")) $("null-key").hidden = line === null;
     const kinds = Object.keys(D.labels).map((k) => [shown.filter((s) => s.kind === k).length, D.labels[k].toLowerCase(), k]);
-    $("tally").textContent = `By ${m.id}${per ? ", per 1,000 images" : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && k !== "unmeasured")).map(([n, label]) => `${n} ${label}`).join(", ")}${per && m.null !== null ? " (placebo groups have one size and are not taken into account here)" : ""}.`;
+    $("tally").textContent = `${m.id}${per ? ", per 1,000 images" : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && k !== "unmeasured")).map(([n, label]) => `${n} ${label}`).join(", ")}${per && m.null !== null ? " (placebo groups have one size and are not taken into account here)" : ""}.`;
     $("view").disabled = !m.perVerdicts;
     arrange();
   };

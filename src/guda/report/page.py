@@ -1,4 +1,4 @@
-"""RUN/report.html: one self-contained page for a person who was not there.
+"""RUN/report.html: one self-contained page for readers who did not run the experiment themselves.
 
 It shows the pictures, their groups with intervals, how far to trust them and what they cannot tell. The same run gives
 the same bytes: no date, no path of this machine. Without JavaScript the page shows the answers of its main method;
@@ -49,8 +49,8 @@ ROW, LINE, CARD = 420, 150, 3_000  # bytes at most of a bar, of a method's line,
 
 PLACEBO_SAYS = (
     "does not stand out from placebo groups",
-    "first score above 95 % of placebo scores, its interval not",
-    "first score above 95 % of placebo scores",
+    "the first score is above 95 % of placebo scores, but not its whole interval",
+    "the first score is above 95 % of placebo scores",
 )
 
 ODDS_NONE = ", among groups that do not stand out"
@@ -97,11 +97,11 @@ def render_content(content: Content, drawn: bool = True) -> str:
 
 def _oracle_says(oracle: MethodView, q: int) -> str:
     name, kind = oracle.scores.groups[oracle.order[q, 0]], oracle.verdicts[q].kind
-    return f"retraining puts group {name} first{', not clearly' if kind in ('tied', 'none') else ''}"
+    return f"retraining ranks group {name} first{' (but not clearly)' if kind in ('tied', 'none') else ''}"
 
 
 def _taught(content: Content) -> list[str] | None:
-    """What fine-tuning as a whole taught of each picture, where it was scored (methods/pretrained.py)."""
+    """How much fine-tuning as a whole contributed to each picture, if that was scored (methods/pretrained.py)."""
     from guda.steps import scores_path
 
     path = scores_path(content.run, content.name, "pretrained")
@@ -115,13 +115,13 @@ def _taught(content: Content) -> list[str] | None:
 
 
 def _ways(content: Content) -> list[list[str]]:
-    """Of every picture, how the groups above stood on the way down a tree; no lines where there was no descent."""
+    """For every picture, the scores of the higher-level groups in a tree descent; empty if there was none."""
     from guda.steps import upper_levels
 
     levels = upper_levels(content.run, content.name, content.view.id, content.variant)
     return [
         [
-            f"above, by {content.view.id}: "
+            f"level above ({content.view.id}): "
             + "; ".join(str(g).removesuffix(f" {g.unit}") for g in level[query].top(COMPARED))
             + f" {level.unit}"
             for level in levels
@@ -131,7 +131,7 @@ def _ways(content: Content) -> list[list[str]]:
 
 
 def _side_by_side(content: Content, q: int) -> dict[str, Any]:
-    """Every method's first groups of one picture, and how many begin like retraining."""
+    """Every method's first groups of one picture, and how many methods rank the same group first as retraining."""
     first, names = content.oracle_first, content.data.groups.names
     rows = [
         (v.id, [(names[g], first is not None and g == first[q]) for g in v.order[q, :COMPARED]]) for v in content.views

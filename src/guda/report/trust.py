@@ -21,7 +21,7 @@ FEW = 20  # pictures from which no claim can be confirmed
 
 # What the table's columns say, for a reader who has not met them.
 GLOSSARY = (
-    ("Top-1", "share of pictures for which the method and the oracle put the same group first"),
+    ("Top-1", "share of pictures for which the method and the oracle rank the same group first"),
     ("MRR", "1 / (rank the method gives to the oracle's first group), averaged"),
     ("NDCG@3", "how well the first three groups match the oracle's order, early ranks counting most"),
     ("Top-3", "share of the oracle's first three groups that are among the method's first three"),
@@ -85,14 +85,14 @@ def sentences(entry: DatasetEntry, method: str) -> list[str]:
     said = []
     if found is not None and method != CEILING and METRIC in found.metrics:
         said.append(
-            f"{method} puts the same group first as a real retraining does for {share(found.metrics[METRIC])} "
+            f"{method} ranks the same group first as real retraining for {share(found.metrics[METRIC])} "
             f"of the {entry.n_queries:,} pictures."
         )
     top = ceiling(entry)
     if top is not None:
         said.append(
             f"Retraining is itself noisy: a second retraining agrees with the others for {share(top)}. "
-            "That is the ceiling; agreement far above it should not be expected of any method."
+            "That is the ceiling; no method can be expected to agree much better than that."
         )
     else:
         said.append("No ceiling was measured: that needs at least two retrainings with different seeds.")
@@ -108,13 +108,13 @@ def agreed(share: Share) -> str:
 
 
 def calibration_sentence(method: str, shares: list[Share]) -> str:
-    """What its surest claims came to."""
+    """How often retraining confirmed the method's most confident claims."""
     sure = shares[-1]
     assert sure.said is not None
     held = (
         "less than it claimed: the probability covers the noise of scoring only, not the error of the method."
         if sure.hi < sure.said
-        else f"not contradicted{', but these are too few to tell' if sure.n < FEW else ''}."
+        else f"not contradicted{', but there are too few pictures to be certain' if sure.n < FEW else ''}."
     )
     return (
         f"When {method} gave its first group a probability of {sure.claim.replace('-', ' to ')} (on average "

@@ -133,7 +133,7 @@ def count_weights(run: Run, pattern: str = "all") -> int:
 
 
 def train_evals(run: Run) -> int:
-    """Evaluation units of one training (SPEC 8)."""
+    """Evaluation units of one training."""
     training = need_training(run)
     return 3 * training.steps * training.batch
 

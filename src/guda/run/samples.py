@@ -1,7 +1,7 @@
 """The query set a recipe asks for: samples of the run's own model, drawn in resumable blocks.
 
 Unconditional models: `n` ancestral samples. Text-to-image models: one picture of every chosen object in every style
-that is asked about, by its evaluation prompt (SPEC sections 5 and 6).
+that is asked about, by its evaluation prompt.
 """
 
 from __future__ import annotations

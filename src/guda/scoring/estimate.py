@@ -4,7 +4,7 @@
 
 Both models saw the same (t, eps), so the noise they share cancels in d. Var = sum over strata of the within-stratum
 variance of d over rounds / n; Student-t interval with sum (n - 1) degrees of freedom, because normal quantiles
-under-cover at few strata (SPEC section 2). On the `paper` grid (one draw per t) the standard error comes from
+under-cover at few strata. On the `paper` grid (one draw per t) the standard error comes from
 successive differences along t; it counts the trend as noise and is therefore conservative.
 """
 

@@ -1,8 +1,8 @@
 """Which timesteps are evaluated, and what each counts for.
 
 Strata partition 1..t_max. A round draws one keyed (t, eps) in every stratum, t with probability p(t)/P_s inside stratum
-s; a draw counts for 1/(that probability), so a round is by itself an unbiased estimate of the whole sum whatever p is
-(SPEC section 2). Kinds of plan:
+s; a draw counts for 1/(that probability), so a round is by itself an unbiased estimate of the whole sum whatever p is.
+Kinds of plan:
 
     uniform      strata of equal width, t uniform inside them
     stratified   strata of equal mass of half the KL weight w_t and half a uniform density; t uniform inside them

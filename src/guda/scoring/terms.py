@@ -4,7 +4,7 @@
 
 The same (t, eps) serve every model. Networks run in blocks of one fixed size, short blocks padded, because CPU kernels
 give other last bits at other batch sizes; with that, terms are byte-identical whatever the order, process count or
-resume (SPEC section 2, "Invariance"). The error of an antithetic draw is the mean over its two halves.
+resume. The error of an antithetic draw is the mean over its two halves.
 """
 
 from __future__ import annotations

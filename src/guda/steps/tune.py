@@ -1,6 +1,6 @@
 """Choosing a method's settings by agreement with LOGO, on queries that no reported figure has seen.
 
-    value = top1 + mrr / (2 S Q)        S seeds, Q queries, both metrics averaged over the golds of all seeds (SPEC 3)
+    value = top1 + mrr / (2 S Q)        S seeds, Q queries, both metrics averaged over the golds of all seeds
 
 top1 moves in steps of 1 / (S Q) and mrr is at most 1, so mrr decides between equal top1 and never against it; what is
 still equal goes to the setting that is cheaper to fit, then to the earlier one. Only some groups are fitted and

@@ -1,4 +1,6 @@
-"""Anchors: what a prompt of the forget style should mean once that style is gone (SPEC section 4, "Conditional").
+"""Anchors: what a prompt of the forget style should mean once that style is gone.
+
+Paper: "Conditional Unlearning Strategy for GUDA-C".
 
     pi(s | c_f) = (1 - eta) softmax_s(tau cos(e_f, e_s)) + eta / |retain|        s over the retain styles
     e_f = unit(mean of unit embeddings of the prompt's descriptors),  e_s = the same over the vocabulary of style s

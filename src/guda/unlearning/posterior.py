@@ -5,7 +5,7 @@
 With d_r = x_r - c (c the mean image) the logits are, up to a constant in r,  (a (x_t - a c).d_r - a^2 |d_r|^2 / 2)/s^2:
 one matmul. In float32 that expansion is 0.1-0.2 nats off at low noise, so the 64 largest logits are recomputed directly
 in float64; and the weights come from a log-softmax, because at 3,072 dims exp() of the exponents underflows to zero for
-every r (SPEC section 4).
+every r (paper: "ReTrack: Theoretical Foundation for GUDA-U").
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Counterfactuals without weights: the full model's own prediction, moved as the optimal denoiser of the data moves.
+"""Training-free counterfactuals: the full model's prediction plus the change of the optimal denoiser of the data.
 
     x0_hat_-k(x_t) = x0_hat_full(x_t) + change_k(x_t),      change_k = m_-k(x_t) - m_full(x_t)      (removal.py)
 
-or, in eps, eps_full + (a/s)(m_full - m_-k): the posterior shift of SPEC section 4 added when scoring instead of trained
-into a network. One evaluation of the full model and of the density serves every group. One safetensors file holds the
+or, in eps, eps_full + (a/s)(m_full - m_-k): the posterior shift (operators/shift.py), added at scoring time instead of
+being trained into a network. One evaluation of the full model and of the density serves every group. One safetensors file holds the
 rule of all groups; a density of the images themselves holds no numbers, they are read from the run.
 """
 
@@ -43,7 +43,7 @@ class RuleConfig(Config):
 
 
 def refuse_conditional(base: Denoiser) -> None:
-    """Given a prompt of the group, nothing is left of the posterior once the group is gone (SPEC 4)."""
+    """Given a prompt of the group, nothing is left of the posterior once the group is gone."""
     if base.conditional:
         raise GudaError(
             "posterior-conditional-model",

@@ -2,7 +2,7 @@
 
     L = lambda_forget L_forget + lambda_preserve L_preserve,   L_preserve = E_retain || eps_theta - eps_full ||^2
 
-(SPEC section 4; losses are means over dims). The student runs in eval mode, so dropout neither adds noise nor makes it
+(losses are means over dims). The student runs in eval mode, so dropout neither adds noise nor makes it
 differ from its frozen teacher at step 0. All randomness is keyed by (seed, group, side, step).
 
 Drift is the enemy: `average` keeps a running mean of the weights along the way, and with a `holdout` the operator's own
@@ -170,7 +170,7 @@ class Operator(ABC):
 
     @classmethod
     def step_evals(cls, config: Any, student: int = 3) -> int:
-        """Evaluation units of one step (SPEC 8): `student` per sample it sees, 3 with its backward; a teacher 1."""
+        """Evaluation units of one step: `student` per sample it sees, 3 with its backward; a teacher 1."""
         return int(student * config.batch_forget + (student + 1) * config.batch_retain)
 
     @classmethod

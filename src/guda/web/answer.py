@@ -1,4 +1,4 @@
-"""The answer for one picture as HTML: the report's bars and verdict, and what only a race has to tell."""
+"""The answer for one picture as HTML: the report's bars and verdict, plus the progress of the race."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def render(template: str, **context: Any) -> str:
     return environment().get_template(template).render(**context)
 
 
-def refusal(text: str, what: str = "Not taken.") -> str:
+def refusal(text: str, what: str = "Not accepted:") -> str:
     """One line, whatever the text holds."""
     return render("refused.html.j2", what=what, text=" ".join(text.split()))
 
 
 class Held(MethodView):
-    """The same bars on an axis that never shrinks while a race is watched: or narrowing intervals would not be seen."""
+    """The same bars on an axis that never shrinks during a race; otherwise narrowing intervals would not be visible."""
 
     held: Scale | None = None
 
@@ -62,7 +62,7 @@ class Held(MethodView):
 
 
 def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None = None) -> tuple[str, Scale]:
-    """(HTML, the axis it was drawn on: to be held while the race goes on)."""
+    """(HTML, its axis, which the next call of the same race should keep)."""
     data, queries = service.data, load_queries(service.run, shot.queries)
     method = shot.scores.method
     view = Held(shot.scores, data.groups.sizes, service.about(method), service.floor(method, shot.queries))
@@ -113,39 +113,39 @@ def state(shot: Snapshot) -> str:
     if not shot.final:
         return f"Round {shot.rounds.max()}."
     if shot.rule is None:
-        return "Scored in full."
-    return {True: "Settled.", False: "Not settled: out of rounds or budget.", None: "Budget spent."}[shot.settled]
+        return "Scored with all rounds."
+    return {True: "Settled.", False: "Not settled: ran out of rounds or budget.", None: "Budget spent."}[shot.settled]
 
 
 def _spent(shot: Snapshot) -> str:
     rounds, groups = int(shot.rounds.max()), len(shot.scores.groups)
     text = f"{shot.evals:,} network evaluations"
     if shot.rule is None:
-        return f"{text}, by {shot.scores.method}"
+        return f"{text}, method {shot.scores.method}"
     if not shot.final:
-        return f"{text} so far, {int((~shot.left).sum())} of {groups} groups in the race"
-    return f"{text} in {rounds} round{'' if rounds == 1 else 's'}, rule {shot.rule}, by {shot.scores.method}"
+        return f"{text} so far, {int((~shot.left).sum())} of {groups} groups still in the race"
+    return f"{text} in {rounds} round{'' if rounds == 1 else 's'}, rule {shot.rule}, method {shot.scores.method}"
 
 
 def _said(shot: Snapshot, view: MethodView) -> Verdict:
-    """While a race goes on there is a leader, not yet a verdict."""
+    """During a race there is a leader, but no verdict yet."""
     found = view.verdicts[0]
     return found if shot.final else replace(found, headline=f"so far: {found.headline}")
 
 
 def _leaders(shot: Snapshot) -> str:
-    """What a race for several places has settled, which the verdict on the first place does not tell."""
+    """What a race for several places has settled; the verdict covers only the first place."""
     if not (shot.final and shot.settled and shot.rule):
         return ""
     rule = StopRule.parse(shot.rule)
     if rule.top == 1 or rule.confidence is None:
         return ""
     names = ", ".join(sorted(g.group for g in shot.scores[shot.picture].top(rule.top)))
-    return f"The first {rule.top} groups, in whatever order, are {names} (confidence {rule.confidence:.0%})."
+    return f"The first {rule.top} groups, in any order, are {names} (confidence {rule.confidence:.0%})."
 
 
 def _out(shot: Snapshot) -> str:
-    """Groups that have left, with the round they left after."""
+    """Eliminated groups, by the round after which they were eliminated."""
     if shot.rule is None:
         return ""
     gone = [(int(shot.rounds[g]), name) for g, name in enumerate(shot.scores.groups) if shot.left[g]]
@@ -154,10 +154,10 @@ def _out(shot: Snapshot) -> str:
 
 
 def _leaving(shot: Snapshot) -> str:
-    """When a group leaves, by the rule."""
+    """When the stop rule eliminates a group."""
     if shot.rule is not None and StopRule.parse(shot.rule).confidence is None:
-        return "After each round the lower half of the groups leaves"
-    return "A group leaves when it is clearly behind"
+        return "The lower half of the groups is eliminated after each round"
+    return "A group is eliminated once it is clearly behind"
 
 
 def _rows(shot: Snapshot, view: MethodView) -> list[Row]:

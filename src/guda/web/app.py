@@ -1,4 +1,4 @@
-"""The app: five tabs over one Service. Widgets and wiring only; what they show is made elsewhere."""
+"""The Gradio app: five tabs over one Service. Only widgets and wiring; their content is rendered elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gradio import Blocks
 
 
-TITLE = "Which training data is this picture owed to?"
+TITLE = "Which training images shaped this picture?"
 
 
 def build(service: Service, runs: Path) -> Blocks:
@@ -49,7 +49,9 @@ def build(service: Service, runs: Path) -> Blocks:
                 return tuple(gr.skip() for _ in range(4))
             return gr.Tabs(selected="stored"), *shelf.open(query)
 
-        arrive.__annotations__["request"] = gr.Request  # Gradio looks for the class, and gr is no name of this module
+        arrive.__annotations__["request"] = (
+            gr.Request
+        )  # Gradio needs the class itself, and `gr` is local to this function
         app.load(arrive, None, [tabs, shelf.result, shelf.picture, shelf.place], **quick)
         stored.select(shelf.refill, None, [shelf.result, shelf.table], **quick)
         leaders.select(lambda: look.leaderboard(service), None, board, **quick)

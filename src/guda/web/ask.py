@@ -1,4 +1,4 @@
-"""The Ask tab: drop a picture, watch it settle."""
+"""The Ask tab: upload one picture and watch its scores converge."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from guda.web.snapshot import Snapshot
 
 LOOK = 0.1  # seconds between two looks at a job
 
-EMPTY = '<div class="guda"><p class="empty">The answer will stand here: the groups of training images ranked by how much worse the model explains the picture without them.</p></div>'  # noqa: E501
+EMPTY = '<div class="guda"><p class="empty">Your answer will appear here: the groups of training images, ranked by how much worse the model explains the picture without them.</p></div>'  # noqa: E501
 
 
 async def looks(service: Service, job: Job) -> AsyncIterator[Snapshot | int]:
-    """Snapshots as they come, and while the job waits its turn how many are before it; holds no thread."""
+    """Snapshots as they arrive; while the job is queued, the number of jobs ahead of it. Blocks no thread."""
     seen, waiting = 0, -1
     while True:
         ended = job.done
@@ -39,9 +39,9 @@ async def looks(service: Service, job: Job) -> AsyncIterator[Snapshot | int]:
 
 def waits(ahead: int) -> str:
     if not ahead:
-        return answer.render("waiting.html.j2", text="Scoring begins.")
-    many = "One picture is" if ahead == 1 else f"{ahead} pictures are"
-    return answer.render("waiting.html.j2", text=f"{many} scored before this one.")
+        return answer.render("waiting.html.j2", text="Scoring starts now.")
+    many = "1 picture is" if ahead == 1 else f"{ahead} pictures are"
+    return answer.render("waiting.html.j2", text=f"{many} ahead of this one in the queue.")
 
 
 def ask_tab(service: Service) -> Any:
@@ -82,7 +82,7 @@ def ask_tab(service: Service) -> Any:
                 elem_id="ask-prompt",
             )
             asked = question(service)
-            button = gr.Button("Ask which groups it is owed to", variant="primary", elem_id="ask-button")
+            button = gr.Button("Find the groups behind this picture", variant="primary", elem_id="ask-button")
             c, h, w = service.model.image_shape
             html(answer.render("hints.html.j2", width=w, height=h, grey=c == 1))
         with gr.Column(scale=3, min_width=320):

@@ -1,4 +1,4 @@
-"""The Batch tab: several pictures with one question; each is stored by itself and has its own link."""
+"""The Batch tab: several pictures with the same settings; each result is stored separately and has its own link."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def batch_tab(service: Service) -> None:
             if not files:
                 raise GudaError("image-not-given", "choose some pictures first: PNG, JPEG or WebP")
             if len(files) > MOST:
-                raise GudaError(
-                    "upload-too-many", f"{len(files)} pictures are too many at once; up to {MOST} are taken"
-                )
+                raise GudaError("upload-too-many", f"{len(files)} pictures are too many at once; the limit is {MOST}")
             told = _prompts(prompts, len(files), service.told)
             rule = rule_of(choice, budget, own)
         except GudaError as e:
@@ -43,7 +41,7 @@ def batch_tab(service: Service) -> None:
         asked: list[Job | GudaError] = []
         questions = list(zip(files, told, strict=True))
         for number, file in enumerate(files):
-            # all that may wait are taken at once, in a thread that ends its work even if the page is closed
+            # submit as many as the queue holds, in a thread that finishes even if the page is closed
             await asyncio.to_thread(submit, service, questions, asked, rule, method)
             yield look.words("Answers", HEADER, rows, f"{number} of {len(files)} done.{_rest(len(asked), len(files))}")
             while len(asked) <= number:  # others have filled the queue
@@ -60,21 +58,21 @@ def batch_tab(service: Service) -> None:
                 assert last is not None
                 rows.append((answer.link(last), line(service, name, last)))
             except GudaError as e:
-                rows.append(("", (name, f"not taken: {e}", "", "", "", "")))
+                rows.append(("", (name, f"not accepted: {e}", "", "", "", "")))
         yield look.words("Answers", HEADER, rows, f"All {len(files)} done.")
 
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=300):
             files = upload(label=f"Pictures (up to {MOST})", file_count="multiple", height=180, elem_id="batch-files")
             prompts = gr.Textbox(
-                "", label=f"Their {service.told or 'prompt'}s, one line for each picture, in order, or one for all",
+                "", label=f"Their {service.told or 'prompt'}s, one line per picture, in order, or one line for all",
                 lines=4, visible=service.told is not None,
             )  # fmt: skip
             asked = question(service)
-            button = gr.Button("Ask about all of them", variant="primary", elem_id="batch-button")
+            button = gr.Button("Analyse all", variant="primary", elem_id="batch-button")
         with gr.Column(scale=3, min_width=320):
             place = html(
-                answer.render("waiting.html.j2", text="One line for each picture will stand here."),
+                answer.render("waiting.html.j2", text="The answers will appear here, one line per picture."),
                 elem_id="batch-answer",
             )
     button.click(
@@ -86,7 +84,7 @@ def batch_tab(service: Service) -> None:
 def submit(
     service: Service, questions: list[tuple[str, str]], asked: list[Job | GudaError], rule: str, method: str
 ) -> None:
-    """Ask on, from the first question that has not been asked, until no more may wait."""
+    """Submit the remaining questions in order until the queue is full."""
     for file, prompt in questions[len(asked) :]:
         if service.full:
             return
@@ -100,8 +98,8 @@ def submit(
 
 def _rest(taken: int, n: int) -> str:
     if taken == n:
-        return " You may close the page: all are taken, and results go to the stored ones."
-    return f" {taken} are taken; keep the page open until the rest are, for no more may wait at once."
+        return ' All pictures have been accepted; you can close this page and find the results under "Stored results".'
+    return f" {taken} accepted so far; keep this page open until all are, because the queue is full."
 
 
 def _prompts(text: str, n: int, told: str | None) -> list[str]:

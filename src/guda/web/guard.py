@@ -1,4 +1,4 @@
-"""Guard: what the server refuses before Gradio sees it, and the headers that keep a browser with this server.
+"""Guard: requests that are refused before they reach Gradio, and headers that keep the browser on this server.
 
 Gradio fetches an address that it finds behind `file=` or `proxy=`, and answers pages of other origins. This server
 asks nothing of the network, and what a visitor's browser may do here is for pages from here alone.
@@ -22,7 +22,7 @@ HEADERS = {
 
 FETCHES = re.compile(r"/(file(=|/)\s*https?:|proxy=)", re.IGNORECASE)
 
-MANIFEST = "/manifest.json"  # every page links to it, no login guards it, and it would tell the run's name
+MANIFEST = "/manifest.json"  # every page links to it, it needs no login, and it would reveal the run's name
 
 PORTS = {"http": 80, "https": 443}
 
@@ -55,15 +55,15 @@ class Guard:
             await self.app(scope, receive, tell)
 
     def refusal(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Why a request is not let in; empty: it is."""
+        """Why a request is refused; empty if it is accepted."""
         if FETCHES.search(path) or FETCHES.search(unquote(path)):  # servers decode once, proxies may have encoded twice
             return "This server fetches nothing from other addresses."
         found = {key.lower(): value.decode("latin-1") for key, value in headers}
         host, origin = found.get(b"host", ""), found.get(b"origin")
         if self.local and _name(f"//{host}") not in LOOPBACK:
-            return "This server answers on this machine only: open it by the address that guda serve printed."
+            return "This server answers only on this machine: open the address that guda serve printed."
         if origin is not None and not _same(origin, host):
-            return "This request comes from a page of another server. A proxy in front must pass the Host header on."
+            return "This request comes from a page of another server. A proxy in front must forward the Host header."
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Job: one picture on its way through the service, for any number of pages to look at."""
+"""Job: one picture being scored by the service; any number of pages can watch it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from guda.web.snapshot import Snapshot
 
 
 class Job:
-    """One picture on its way; snapshots are only ever appended, so any number of pages may look."""
+    """One picture being scored; snapshots are only ever appended, so any number of pages can read them."""
 
     def __init__(self) -> None:
         self.snapshots: list[Snapshot] = []
@@ -30,7 +30,7 @@ class Job:
             self._news.notify_all()
 
     def watch(self) -> Iterator[Snapshot]:
-        """Every snapshot, waiting for the next; raises what went wrong."""
+        """Every snapshot, waiting for the next one; raises the job's error if it failed."""
         seen = 0
         while True:
             with self._news:

@@ -1,4 +1,4 @@
-"""Widgets that the tabs share: places for files and for answers, and the question itself: stop rule and method."""
+"""Widgets shared by the tabs: file upload, HTML output, and the choice of stop rule and method."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from guda.scoring.race import StopRule
 from guda.web.service import DEFAULT_RULE, Service
 
 FIRST, THREE, BUDGET, OWN = (
-    "until one group is first with 95 % confidence",
-    "until the first three are settled with 90 % confidence",
-    "for a fixed budget",
-    "by a rule of my own",
+    "one group leads with 95 % confidence",
+    "the first three are settled with 90 % confidence",
+    "a fixed budget is spent",
+    "a custom rule is met",
 )
 
 
@@ -22,11 +22,13 @@ def rule_of(choice: str, budget: float | None, own: str) -> str:
     """The stop rule behind a choice of the page, by its proper name."""
     if choice == BUDGET:
         if budget is None or budget != int(budget):
-            raise GudaError("stop-budget-invalid", "the budget is a whole number of network evaluations")
+            raise GudaError("stop-budget-invalid", "the budget must be a whole number of network evaluations")
         return StopRule.parse(f"budget={int(budget)}").name
     text = {FIRST: DEFAULT_RULE, THREE: "top3@0.9"}.get(choice, own.strip())
     if not text:
-        raise GudaError("stop-rule-missing", "write a stop rule: top1@0.95, top3@0.9, budget=500, or two with a comma")
+        raise GudaError(
+            "stop-rule-missing", "enter a stop rule: top1@0.95, top3@0.9, budget=500, or two separated by a comma"
+        )
     return StopRule.parse(text).name
 
 
@@ -52,10 +54,10 @@ def html(value: str, **options: Any) -> Any:
 
 
 def upload(**options: Any) -> Any:
-    """A place for files, which takes nothing but what was uploaded to it.
+    """A file widget that accepts only files uploaded to it.
 
-    Gradio would also fetch an address that a client names instead of a file; this server asks nothing of the network,
-    and reads no file of its own for a stranger."""
+    By default Gradio also fetches a URL or reads a server path that a client sends instead of a file; this server must
+    do neither."""
     import gradio as gr
     from gradio.utils import get_upload_folder
 
@@ -77,14 +79,14 @@ def question(service: Service) -> Question:
 
     groups = len(service.data.groups)
     choices = [c for c in (FIRST, THREE, BUDGET, OWN) if c != THREE or groups > 3]
-    choice = gr.Radio(choices, value=FIRST, label="Go on")
+    choice = gr.Radio(choices, value=FIRST, label="Stop when")
     budget = gr.Number(
         1000, precision=0, minimum=1, label="Budget (network evaluations)", visible=False,
-        info="After each round the lower half of the groups leaves.",
+        info="The lower half of the groups is eliminated after each round.",
     )  # fmt: skip
     own = gr.Textbox(
         "", label="Stop rule", placeholder="top2@0.99,budget=2000", visible=False,
-        info="topK@CONFIDENCE, budget=N, or both with a comma.",
+        info="topK@CONFIDENCE, budget=N, or both separated by a comma.",
     )  # fmt: skip
     choice.change(
         lambda c: (gr.update(visible=c == BUDGET), gr.update(visible=c == OWN)), choice, [budget, own],

@@ -71,7 +71,7 @@ def find(run: Run, queries: str, method: str | None = None, rule: str | None = N
             if method in (None, "", stored.method) and (not rule or rule == (stored.rule or FULL)):
                 return stored
     asked = ", ".join(str(part) for part in (queries, method, rule) if part)
-    raise GudaError("result-unknown", f"there is no stored result {asked!r} in this run; see the tab of stored results")
+    raise GudaError("result-unknown", f"there is no stored result {asked!r} in this run; see the tab Stored results")
 
 
 def open_result(
@@ -81,5 +81,7 @@ def open_result(
     stored = find(run, queries, method, rule)
     scores = Scores.read(stored.path)
     if scores.groups != service.data.groups.names:
-        raise GudaError("result-stale", f"{stored.title} is of other groups than are asked about now; score it again")
+        raise GudaError(
+            "result-stale", f"{stored.title} was scored for other groups than the recipe has now; score it again"
+        )
     return service.snapshot(run, queries, stored.rule, one_picture(scores, picture or None))

@@ -1,4 +1,4 @@
-"""The Stored results tab: every scored picture of the run, opened by choice or by the link that was given for it."""
+"""The Stored results tab: every scored picture of the run, opened from a list or through its link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving the app: on loopback unless told otherwise, with no word to anybody else.
+"""Serving the app: on loopback unless configured otherwise, without any request to other servers.
 
 Gradio is told to send no analytics before it is imported, its uploads go to a folder that is removed at the end, and
 a guard (guard.py) stands before it.
@@ -28,7 +28,7 @@ QUIET = {  # before gradio is imported
 
 
 def need_gradio() -> None:
-    """One line where the extra is not installed."""
+    """Refuse with one line if the extra is not installed."""
     os.environ.update(QUIET)
     try:
         import gradio  # noqa: F401
@@ -43,12 +43,12 @@ def parse_auth(text: str | None) -> tuple[str, str] | None:
         return None
     user, colon, password = text.partition(":")
     if not (user and colon and password):
-        raise GudaError("auth-invalid", "--auth takes USER:PASSWORD, both of them not empty")
+        raise GudaError("auth-invalid", "--auth takes USER:PASSWORD, neither of them empty")
     return user, password
 
 
 def free(host: str, port: int) -> None:
-    """Refuse a port that somebody else has, or an address that is not this machine's."""
+    """Refuse a port that is in use, or an address that does not belong to this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,8 +78,8 @@ def web_app(service: Service, runs: Path, host: str, port: int, auth: tuple[str,
         outer, blocks, path="/", server_name=host, server_port=port, auth=auth, ssr_mode=False, mcp_server=False,
         run_history=False, enable_monitoring=False, pwa=False, footer_links=[], show_error=True,
         max_file_size=int(service.limits.max_mb * MB), theme=theme(), head=f"<style>{sheet()}</style>",
-        app_kwargs={"openapi_url": None},  # else told without a login; /gradio_api/info asks for it
-        auth_message="This page asks for the name and the password it was started with.",
+        app_kwargs={"openapi_url": None},  # it would be served without a login; /gradio_api/info requires one
+        auth_message="Log in with the user name and password that the server was started with.",
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Service: a run behind a page. It holds the model, scores one picture at a time and remembers what was asked.
+"""Service: the run behind the web page. It holds the model, scores one picture at a time and tracks open questions.
 
-One thread scores; whoever asks gets a Job to look at. A job goes on to its end and is stored whether or not anybody
-still watches, and two who bring the same picture watch the same job. A picture that was scored before is replayed from
-the terms on disk: no waiting, and never an answer from models that have changed since.
+One thread scores; every question returns a Job to watch. A job runs to its end and is stored even if nobody watches
+it any more, and two visitors with the same picture share one job. A picture that was scored before is replayed from
+the terms on disk, without waiting, and never from models that have changed since.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FILES = ("run.json", "recipe.yaml")  # what an opened run was read from
 
 
 class _Unfinished(Exception):
-    """A replay met something that has not been computed."""
+    """A replay needs something that has not been computed."""
 
 
 class Service:
@@ -74,7 +74,7 @@ class Service:
 
     @property
     def run(self) -> Run:
-        """Opened anew once its recipe was edited: the command line may work on the run beside this server."""
+        """Reopened when its recipe changes, because the command line may work on the same run."""
         stamp = tuple((self.root / name).stat().st_mtime_ns for name in FILES if (self.root / name).is_file())
         if self._opened is None or self._opened[0] != stamp:
             self._opened = stamp, Run.open(self.root)
@@ -86,11 +86,11 @@ class Service:
 
     @property
     def told(self) -> str | None:
-        """What comes with a picture: `prompt`, `class` or nothing."""
+        """What the model is conditioned on besides the picture: `prompt`, `class` or None."""
         return self.model.condition_name if self.model.conditional else None
 
     def warm(self) -> None:
-        """Everything that the first visitor would wait for: the model, the probe, the pilot, digests of all weights."""
+        """Do everything the first visitor would otherwise wait for: model, probe, pilot, digests of all weights."""
         run = self.run
         found = get_method(run, self.method)
         assert has_counterfactuals(found)
@@ -108,7 +108,7 @@ class Service:
         self.floor(self.method)
 
     def close(self) -> None:
-        """Pictures that wait are let go; the one under way ends with its present round of tasks."""
+        """Queued pictures are dropped; the current one stops after its current round of tasks."""
         self._closing = True
         self._worker.shutdown(wait=True, cancel_futures=True)
 
@@ -117,7 +117,7 @@ class Service:
     def ask(
         self, path: str | Path, prompt: str | None = None, rule: str = DEFAULT_RULE, method: str | None = None
     ) -> tuple[Job, str]:
-        """(job, note) of an upload, which is stored only once its question is taken; refused with one line."""
+        """(job, note) of an upload, which is stored only once its question is accepted; refused with one line."""
         self.check(rule, method)
         picture, text = self._read(path, prompt)
         return self.submit(upload_name(picture.pixels, text), rule, method, (picture.pixels, text)), picture.note
@@ -138,7 +138,7 @@ class Service:
 
     @property
     def full(self) -> bool:
-        """Whether no more pictures may wait."""
+        """Whether the queue is full."""
         return len(self._jobs) > self.limits.queue
 
     def submit(
@@ -156,7 +156,7 @@ class Service:
             if stored and (known := self._replay(*key)) is not None:
                 return known
             if self.full:
-                raise Full("queue-full", f"{self.limits.queue} pictures are waiting already; try again in a while")
+                raise Full("queue-full", f"the queue is full ({self.limits.queue} pictures); try again later")
             if upload is not None:
                 keep_upload(self.run, *upload, self.limits.uploads)
             job = self._jobs[key] = Job()
@@ -168,16 +168,16 @@ class Service:
         return self.submit(queries, rule, method).watch()
 
     def ahead(self, job: Job) -> int:
-        """Pictures that are scored before this one, the one under way included."""
+        """Pictures ahead of this one, including the one being scored."""
         waiting = list(self._jobs.values())
         return waiting.index(job) if job in waiting else 0
 
     def check(self, rule: str, method: str | None) -> tuple[str, str]:
-        """(method, rule) by their proper names, refused where there are no such."""
+        """(method, rule) in canonical form; refused if either is unknown."""
         method = method or self.method
         if method not in self.methods:
             raise Refused(
-                "race-method-unknown", f"{method!r} is no method to race here; choose one of: {', '.join(self.methods)}"
+                "race-method-unknown", f"{method!r} cannot be raced here; choose one of: {', '.join(self.methods)}"
             )
         stop, run = StopRule.parse(rule), self.run
         found = get_method(run, method)
@@ -194,7 +194,7 @@ class Service:
             self._race(key, job, run_inline)
         except GudaError as e:
             error = e
-        except Exception as e:  # the next picture must not suffer for this one
+        except Exception as e:  # one failure must not stop the queue
             error = GudaError("scoring-failed", f"scoring failed ({type(e).__name__}: {e})")
         finally:
             with self._lock:
@@ -209,13 +209,13 @@ class Service:
             job.tell(last)
             if self._closing:
                 raise GudaError(
-                    "server-stopped", "the server was stopped; what was computed is kept, ask again when it is back"
+                    "server-stopped", "the server was stopped; finished rounds are kept, so ask again once it is back"
                 )
         assert last is not None
         job.tell(self.snapshot(run, queries, rule, last.scores))
 
     def _replay(self, queries: str, rule: str, method: str) -> Job | None:
-        """A job that is done already, where every term is on disk and of these very weights."""
+        """A finished job if every term is on disk and belongs to the current weights, else None."""
 
         def nothing_left(run: Run, tasks: list[Task], title: str) -> int:
             if pending(run, tasks):
@@ -239,7 +239,7 @@ class Service:
         return Snapshot(queries, rule, scores, networks, run_plan(run).evals_per_round, final, prompt)
 
     def floor_set(self, method: str, queries: str | None = None) -> str | None:
-        """The set that tells what random groups score: itself, else the recipe's, else any. Uploads have no own."""
+        """The query set with placebo scores: `queries` itself, else the recipe's, else any. Uploads have none."""
         run = self.run
         own = set_name(run, run.recipe.queries)
         likely = [name for name in (queries, own) if name is not None]
@@ -249,7 +249,7 @@ class Service:
         return None
 
     def floor(self, method: str, queries: str | None = None) -> Null | None:
-        """What random groups score by this method, on `floor_set`."""
+        """What placebo groups score with this method on `floor_set`."""
         name = self.floor_set(method, queries)
         if name is None:
             return None
@@ -260,7 +260,7 @@ class Service:
         return self._floors[key]
 
     def view(self, shot: Snapshot) -> MethodView:
-        """Ready to be told, by the report's own rules."""
+        """The snapshot as the report would show it."""
         method = shot.scores.method
         floor = self.floor(method, shot.queries)
         return MethodView(shot.scores, self.data.groups.sizes, self.about(method), floor)

@@ -1,4 +1,4 @@
-"""The app's look: the report's own style sheets, kept to what guda draws, and a theme made of the same colours.
+"""The app's appearance: the report's style sheets, scoped to what guda draws, and a theme with the same colours.
 
 The report turns dark when the system is; Gradio marks dark by a class, so the report's dark colours go under it. Every
 rule is nested below `.guda`, for its class names are plain words that Gradio's own widgets may use, too.

@@ -1,4 +1,4 @@
-"""What the looking tabs show: stored results, the leaderboard, the runs beside this one. Nothing is computed here."""
+"""Tables of the read-only tabs: stored results, the leaderboard, other runs. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LISTED = 200  # stored results in the table; older ones are still found by their
 
 STORED_HEADER = ("query set", "pictures", "method", "rule", "stored")
 
-RUNS_HEADER = ("run", "recipe", "groups", "made for methods", "query sets", "state")
+RUNS_HEADER = ("run", "recipe", "groups", "fitted methods", "query sets", "state")
 
 
 def words(label: str, header: tuple[str, ...], rows: Sequence[tuple[str, tuple[str, ...]]], more: str = "") -> str:
@@ -41,7 +41,7 @@ def stored_table(service: Service) -> str:
     if not found:
         return says("Nothing is stored in this run yet.")
     rows = [
-        (r.address, (r.queries, f"{len(pictures(run, r.queries)):,}", r.method, r.rule or "in full", _date(r.when)))
+        (r.address, (r.queries, f"{len(pictures(run, r.queries)):,}", r.method, r.rule or "all rounds", _date(r.when)))
         for r in found[:LISTED]
     ]
     more = f"The newest {LISTED} of {len(found):,}." if len(found) > LISTED else ""
@@ -71,8 +71,8 @@ def leaderboard(service: Service) -> str:
     found = evaluations(run)
     if not found:
         return says(
-            f"This run was not compared with an oracle, so nothing tells how often a method names the right group. "
-            f"With {run.recipe.evaluation.against} fitted and scored, guda evaluate {run.root} makes the comparison."
+            f"This run has not been compared with an oracle, so it is unknown how often a method is right. "
+            f"Fit and score {run.recipe.evaluation.against}, then run: guda evaluate {run.root}"
         )
     macros: Any = answer.environment().get_template("tables.html.j2").module
     boards = []
@@ -84,7 +84,7 @@ def leaderboard(service: Service) -> str:
 
 
 def _cell(text: str) -> tuple[str, str]:
-    """A mean and its interval, which stands below it."""
+    """A mean, and the interval that is shown below it."""
     mean, bracket, rest = text.partition(" [")
     return mean, bracket.strip() + rest
 

@@ -32,20 +32,20 @@ LONGEST_PROMPT = 2000  # characters; text encoders read far fewer
 
 
 class Limits(Config):
-    """What strangers may ask of the server."""
+    """Limits on what visitors may upload."""
 
     max_mb: float = Field(10.0, gt=0, description="Largest file, megabytes.")
-    max_megapixels: float = Field(25.0, gt=0, description="Largest picture, as its header tells.")
+    max_megapixels: float = Field(25.0, gt=0, description="Largest picture, megapixels according to its header.")
     queue: int = Field(32, ge=1, description="Pictures that may wait to be scored.")
     uploads: int = Field(10_000, ge=1, description="Uploads that a run keeps.")
 
 
 class Refused(GudaError):
-    """An upload that is not taken; its one line is shown to whoever brought it."""
+    """An upload that is not accepted; the message is shown to the uploader."""
 
 
 class Full(Refused):
-    """Not now: too many pictures wait."""
+    """The queue is full; try again later."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Picture:
 
 
 def read_upload(path: str | Path, shape: tuple[int, ...], limits: Limits) -> Picture:
-    """The picture in a file, as the model's (C, H, W); refused where it is too large, no picture, or damaged."""
+    """The picture in a file, as the model's (C, H, W); refused if it is too large, not an image, or damaged."""
     with _decoding:
         return _read(Path(path), shape, limits)
 
@@ -76,9 +76,7 @@ def _read(path: Path, shape: tuple[int, ...], limits: Limits) -> Picture:
     except GudaError as e:
         raise Refused(e.code, str(e).replace(str(path), path.name)) from None
     if pixels.shape != (c, h, w):  # its EXIF tag turned it
-        raise Refused(
-            "upload-rotated", f"{path.name} lies on its side by its EXIF tag; save it upright at {w} x {h} pixels"
-        )
+        raise Refused("upload-rotated", f"{path.name} is rotated by its EXIF tag; save it upright at {w} x {h} pixels")
     if own:
         return Picture(pixels)
     cut = "" if width == height else ", its centre square cut out"
@@ -93,26 +91,24 @@ def _header(path: Path, limits: Limits) -> tuple[int, int]:
     if size == 0:
         raise Refused("upload-empty", f"{path.name} is empty")
     if size > limits.max_mb * MB:
-        raise Refused(
-            "upload-too-large", f"{path.name} has {size / MB:.1f} MB; files of up to {limits.max_mb:g} MB are taken"
-        )
+        raise Refused("upload-too-large", f"{path.name} has {size / MB:.1f} MB; the limit is {limits.max_mb:g} MB")
     data = path.read_bytes()
     kind = _kind(data)
     if kind is None:
         raise Refused(
             "upload-type-unsupported",
-            f"{path.name} is no PNG, JPEG or WebP file, judged by its content and not by its name",
+            f"{path.name} is not a PNG, JPEG or WebP image (we check the content, not the file name)",
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower, and told below
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower and reported below
             with Image.open(io.BytesIO(data), formats=(kind,)) as file:
                 (width, height), frames = file.size, getattr(file, "n_frames", 1)
                 several = frames > 1 and file.format != "MPO"  # a camera's JPEG brings previews of itself
     except Image.DecompressionBombError:
         raise Refused(
             "upload-pixels-too-many",
-            f"{path.name} has too many pixels; up to {limits.max_megapixels:g} megapixels are taken",
+            f"{path.name} has too many pixels; the limit is {limits.max_megapixels:g} megapixels",
         ) from None
     except Exception:  # a damaged header makes Pillow raise nearly anything
         raise Refused("upload-damaged", f"{path.name} is damaged: its {kind} header cannot be read") from None
@@ -122,7 +118,7 @@ def _header(path: Path, limits: Limits) -> tuple[int, int]:
         raise Refused(
             "upload-pixels-too-many",
             f"{path.name} is {width:,} x {height:,} pixels, {width * height / 1e6:,.0f} megapixels; "
-            f"up to {limits.max_megapixels:g} megapixels are taken",
+            f"the limit is {limits.max_megapixels:g} megapixels",
         )
     if several:
         raise Refused(
@@ -144,14 +140,14 @@ def read_prompt(prompt: str | None, told: str | None) -> str | None:
     text = " ".join((prompt or "").split())
     if told is None:
         if text:
-            raise Refused("prompts-unexpected", "this model is told nothing of a picture; leave the prompt out")
+            raise Refused("prompts-unexpected", "this model takes no prompt; leave it empty")
         return None
     if not text:
         raise Refused(
-            "prompts-required", f"this model is told a {told} with every picture; write the {told} that made this one"
+            "prompts-required", f"this model takes a {told} with every picture; enter the {told} that made this one"
         )
     if len(text) > LONGEST_PROMPT:
-        raise Refused("prompt-too-long", f"the {told} has {len(text):,} characters; up to {LONGEST_PROMPT:,} are taken")
+        raise Refused("prompt-too-long", f"the {told} has {len(text):,} characters; the limit is {LONGEST_PROMPT:,}")
     return text
 
 
@@ -169,11 +165,11 @@ def keep_upload(run: Run, pixels: np.ndarray, prompt: str | None = None, most: i
         if most is not None and sum(s.startswith(UPLOAD) for s in run.query_sets()) >= most:
             raise Refused(
                 "uploads-full",
-                f"this run keeps {most:,} uploads already; whoever runs the server may raise --max-uploads",
+                f"this run already holds {most:,} uploads, its limit; restart the server with a higher --max-uploads",
             )
         queries.save(folder)
     elif Queries.load(folder).digest != queries.digest:
         raise GudaError(
-            "upload-folder-conflict", f"{folder} holds another picture than its name says; remove that folder"
+            "upload-folder-conflict", f"{folder} holds a different picture than its name says; remove that folder"
         )
     return name

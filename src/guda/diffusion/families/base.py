@@ -33,7 +33,7 @@ Row = dict[str, torch.Tensor]  # the embedding of one prompt, by argument of the
 
 class Frozen(ABC):
     """What stands around a network. x_0 is what the network sees: pixels, or the posterior mean of a VAE times its
-    scaling factor (SPEC section 2). Training, unlearning and scoring see a Denoiser and none of this."""
+    scaling factor. Training, unlearning and scoring see a Denoiser and none of this."""
 
     image_shape: tuple[int, int, int]  # (C, H, W) of an image in pixels
     shape: tuple[int, int, int]  # (C, H, W) of x_0

@@ -1,6 +1,6 @@
 """What stands around the networks of latent text-to-image pipelines: a VAE and text encoders, never trained.
 
-    x_0 = (posterior mean - shift) x scaling factor                (SPEC section 2; the shift is 0 but for newer VAEs)
+    x_0 = (posterior mean - shift) x scaling factor                (the shift is 0 except for newer VAEs)
 
 The mean and not a draw, so that every method scores the same latent. Encoders run on blocks of BLOCK rows, short blocks
 padded, because kernels give other last bits at other shapes: a latent is a function of its image alone, an embedding of

@@ -1,4 +1,6 @@
-"""GUDA-C: redirect the group's prompts to anchors that keep the object and change the style (SPEC section 4).
+"""GUDA-C: redirect the group's prompts to anchors that keep the object and change the style.
+
+Paper: "Conditional Unlearning Strategy for GUDA-C".
 
     L_forget = E_{(x_f, c_f) in D_k} || eps_theta(x_t, t, c_f) - eps_full(x_t, t, c_a) ||^2,   the same x_t on both
 

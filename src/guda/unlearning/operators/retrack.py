@@ -1,9 +1,10 @@
-"""ReTrack: redirect the denoising of a forget image to what the retain set would explain it by.
+"""ReTrack: teach the model to denoise forget images toward the posterior mean of the retain set.
 
     L_forget = E_{x_f, t, eps} || eps_theta(x_t, t) - eps_bar(x_t) ||^2,   eps_bar = (x_t - a m_-k(x_t)) / s
 
-m_-k is the posterior mean over the retain set (Shi et al. 2025; paper section "GUDA-U", SPEC section 4): exact by
-default, or over the K retain images nearest to x_t itself (not to the clean image: those are not neighbours of x_t).
+m_-k is the posterior mean over the retain set (Shi et al. 2025; paper: "ReTrack: Theoretical Foundation for GUDA-U"). It
+is exact by default, or taken over the K retain images nearest to x_t itself. (The neighbours of the clean image are not
+neighbours of x_t.)
 
 `kl_cap`: with x_t = a x_f + s eps the target is eps_bar = eps + sum_r w_r d_r, d_r = (a/s)(x_f - x_r). Moving a unit
 Gaussian's mean by d costs |d|^2/2 nats, so each d_r is shortened to a norm of at most sqrt(2 kl_cap) before weighting.

@@ -3,7 +3,7 @@
     L_forget = mean( eps_theta(x_t, t)^2 )
 
 Its softmax exponentiates exponents near -D/2 in float32; every weight underflows to 0 and with them the target, so the
-forget images are sent to the prediction 0. Kept to reproduce figures made with it (SPEC section 4).
+forget images are sent to the prediction 0. Kept to reproduce figures made with it.
 """
 
 from __future__ import annotations

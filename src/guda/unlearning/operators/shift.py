@@ -5,7 +5,7 @@
 m_full and m_-k are exact posterior means over all images and over the retain set, from one distance matrix
 (removal.py). Replacing the prediction by the retain posterior mean (ReTrack) throws away what the network generalises;
 the shift keeps it. Forget and retain samples are treated alike (on most retain samples the shift is about 0), so
-forgetting and preservation are one loss (SPEC section 4; ours, beyond the paper).
+forgetting and preservation are one loss (ours, not in the paper).
 """
 
 from __future__ import annotations
