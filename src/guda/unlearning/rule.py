@@ -3,8 +3,8 @@
     x0_hat_-k(x_t) = x0_hat_full(x_t) + change_k(x_t),      change_k = m_-k(x_t) - m_full(x_t)      (removal.py)
 
 or, in eps, eps_full + (a/s)(m_full - m_-k): the posterior shift (operators/shift.py), added at scoring time instead of
-being trained into a network. One evaluation of the full model and of the density serves every group. One safetensors file holds the
-rule of all groups; a density of the images themselves holds no numbers, they are read from the run.
+being trained into a network. One evaluation of the full model and of the density serves every group. One safetensors
+file holds the rule of all groups; a density of the images themselves holds no numbers, they are read from the run.
 """
 
 from __future__ import annotations
