@@ -9,7 +9,7 @@ same probes, so that what they share cancels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,13 @@ from guda.config import LikelihoodConfig
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import default_device
 from guda.diffusion.likelihood import evals, log_likelihoods
-from guda.errors import GudaError, Mismatch
-from guda.files import digest, read_table, write_table
+from guda.errors import GudaError
+from guda.files import digest
 from guda.methods.base import Method
 from guda.methods.elbo import ElboMethod, Set, has_counterfactuals
-from guda.methods.terms import Bench, ModelRef, load_queries, shard_names
+from guda.methods.terms import Bench, ModelRef, load_queries
 from guda.run.models import load_model, run_schedule
+from guda.run.parts import Shard, Sharded, query_shard, query_shards
 from guda.run.run import Run
 from guda.run.task import Task, pending
 from guda.scoring.estimate import difference, rank_columns, stack_estimates
@@ -70,34 +71,30 @@ def likelihood_evals(found: ElboMethod) -> float:
 
 def likelihood_scores(found: ElboMethod, queries: Queries) -> dict[str, Scores]:
     """By method id; for LOGO also every retraining by itself, as `logo-s<seed>`."""
-    cache: dict[ModelRef, LogP] = {}
-
-    def read(model: ModelRef) -> LogP:
-        if model not in cache:
-            cache[model] = read_log_p(found.run, queries, model)
-        return cache[model]
-
-    scores = {found.method_id: _combine(found, queries, found.sets(), found.method_id, read)}
-    for seed, one in found.seed_sets().items():
-        name = f"{found.method_id}-s{seed}"
-        scores[name] = _combine(found, queries, [one], name, read)
-    return scores
+    log_p = {model: read_log_p(found.run, queries, model) for model in found.models()}
+    sets = {found.method_id: found.sets()}
+    sets |= {f"{found.method_id}-s{seed}": [one] for seed, one in found.seed_sets().items()}
+    return {name: _combine(found, queries, some, name, log_p) for name, some in sets.items()}
 
 
 def seed_values(found: ElboMethod, queries: Queries) -> np.ndarray:
     """Scores by every probe seed alone, mean over the method's sets: [probe seeds, Q, G]. The models are the same."""
-    log_p = {model: read_log_p(found.run, queries, model).values for model in found.models()}
-    columns = [np.mean([log_p[full] - log_p[c[g]] for full, c in found.sets()], axis=0) for g in found.groups]
+    return _differences(found, found.sets(), {m: read_log_p(found.run, queries, m) for m in found.models()})
+
+
+def _differences(found: ElboMethod, sets: list[Set], log_p: dict[ModelRef, LogP]) -> np.ndarray:
+    """[probe seeds, Q, G], the mean over sets."""
+    columns = [np.mean([log_p[f].values - log_p[c[g]].values for f, c in sets], axis=0) for g in found.groups]
     return np.stack(columns, axis=2)
 
 
-def _combine(found: ElboMethod, queries: Queries, sets: list[Set], name: str, read) -> Scores:  # type: ignore[no-untyped-def]
+def _combine(
+    found: ElboMethod, queries: Queries, sets: list[Set], name: str, log_p: dict[ModelRef, LogP]
+) -> Scores:  # fmt: skip
     run: Run = found.run
-    d = np.stack(
-        [np.mean([read(full).values - read(c[g]).values for full, c in sets], axis=0) for g in found.groups], axis=2
-    )[..., None]  # [seeds, Q, G, 1]: every seed is a round
+    d = _differences(found, sets, log_p)[..., None]  # [seeds, Q, G, 1]: every seed is a round
     if run.recipe.likelihood.solver == "adaptive":
-        calls = [[read(full).calls.sum(0) + read(c[g]).calls.sum(0) for g in found.groups] for full, c in sets]
+        calls = [[log_p[full].calls.sum(0) + log_p[c[g]].calls.sum(0) for g in found.groups] for full, c in sets]
         n_evals = FORWARD_AND_PRODUCT * np.sum(calls, axis=0).T
     else:
         n_evals = np.full(d.shape[1:3], 2 * len(sets) * evals(run.recipe.likelihood))
@@ -132,34 +129,35 @@ def likelihood_folder(run: Run) -> str:
     return f"likelihood/{config.solver}-{digest([config.solver, *how, schedule, device])}"
 
 
-def part_path(folder: str, shard: str, model: ModelRef, seed: int) -> str:
-    return f"{folder}/{shard}/{model.key}/s{seed:03d}.parquet"
-
-
 def asked_queries(run: Run, queries: Queries) -> Queries:
     """The first by id, as many as the recipe says."""
     return queries.subset(queries.ids[: run.recipe.likelihood.n])
 
 
+def _parts(run: Run, shards: Sequence[Shard], model: ModelRef, seed: int) -> Sharded:
+    """A table of each shard: query, seed, log_p, calls."""
+    return Sharded(run, f"{likelihood_folder(run)}/*/{model.key}/s{seed:03d}.parquet", shards)
+
+
 def likelihood_tasks(run: Run, queries: Queries, models: Iterable[ModelRef], stage: str) -> list[Task]:
     """`queries`: those asked about. One task per model and shard that lacks a seed."""
     config, folder = run.recipe.likelihood, likelihood_folder(run)
-    names = shard_names(queries, config.block)
+    shards = query_shards(queries, config.block)
     tasks = []
     for model in models:
-        for number, shard in enumerate(names):
-            wanted = {seed: part_path(folder, shard, model, seed) for seed in range(config.seeds)}
-            seeds = [seed for seed, part in wanted.items() if not run.has(part)]
-            if seeds:
-                size = min(config.block, queries.n - number * config.block)
+        files = [_parts(run, shards, model, seed).files for seed in range(config.seeds)]
+        for shard, wanted in zip(shards, zip(*files, strict=True), strict=True):
+            missing = {seed: file for seed, file in enumerate(wanted) if not run.has(file)}
+            if missing:
+                evals_each = evals(config.model_copy(update={"seeds": len(missing)}))
                 tasks.append(
                     Task(
-                        name=f"log p of {queries.name}/{number} of {queries.n} by {model.key}",
+                        name=f"log p of {shard.label} of {queries.n} by {model.key}",
                         stage=f"likelihood/{queries.name}/{stage}/{folder.removeprefix('likelihood/')}",
                         fn="guda.methods.likelihood:solve_shard",
-                        args={"queries": queries.name, "shard": number, "model": model.as_json(), "seeds": seeds},
-                        makes=tuple(wanted[seed] for seed in seeds), needs=model.needs(run),
-                        cost=float(size * evals(config.model_copy(update={"seeds": len(seeds)}))),
+                        args={"queries": queries.name, "shard": shard.number, "model": model.as_json(),
+                              "seeds": list(missing)},
+                        makes=tuple(missing.values()), needs=model.needs(run), cost=float(shard.n * evals_each),
                     )
                 )  # fmt: skip
     return tasks
@@ -169,9 +167,8 @@ def solve_shard(run: Run, queries: str, shard: int, model: list[Any], seeds: lis
     import pyarrow as pa
     import torch
 
-    config, folder, ref = run.recipe.likelihood, likelihood_folder(run), ModelRef(*model)
-    part = asked_queries(run, load_queries(run, queries)).shards(config.block)[shard]
-    first = load_model(run, ref.base)
+    config, ref, asked = run.recipe.likelihood, ModelRef(*model), asked_queries(run, load_queries(run, queries))
+    part, first = query_shard(asked, shard, config.block), load_model(run, ref.base)
     part.check_shape(first.image_shape)
     x0, cond = first.encode(part.images), first.condition(part.prompts)
     try:
@@ -181,16 +178,12 @@ def solve_shard(run: Run, queries: str, shard: int, model: list[Any], seeds: lis
             "block-out-of-memory",
             f"{config.block} pictures with their gradients do not fit into memory; set likelihood.block lower",
         ) from None
+    header = {"model": ref.identity(run), "settings": likelihood_folder(run), "unit": "nats"}
+    shards = query_shards(asked, config.block)
     for seed, values, counts in zip(seeds, found, calls, strict=True):
-        table = pa.table(
-            {
-                "query": pa.array(part.ids),
-                "seed": pa.array(np.full(part.n, seed, np.int32)),
-                "log_p": pa.array(values),
-                "calls": pa.array(counts),
-            }
-        ).replace_schema_metadata({"model": ref.identity(run), "settings": folder, "unit": "nats"})
-        write_table(run.path(part_path(folder, part.digest[:16], ref, seed)), table)
+        columns = [pa.array(part.ids), pa.array(np.full(part.n, seed, np.int32)), pa.array(values), pa.array(counts)]
+        table = pa.table(columns, names=["query", "seed", "log_p", "calls"])
+        _parts(run, shards, ref, seed).write(shard, table, header)
 
 
 @dataclass(frozen=True)
@@ -203,17 +196,10 @@ class LogP:
 
 def read_log_p(run: Run, queries: Queries, model: ModelRef) -> LogP:
     """All seeds of a model that is done; refused if it was computed with other weights."""
-    config, folder, identity = run.recipe.likelihood, likelihood_folder(run), model.identity(run)
-    values, calls = [], []
-    for seed in range(config.seeds):
-        tables = []
-        for shard in shard_names(queries, config.block):
-            path = run.path(part_path(folder, shard, model, seed))
-            tables.append(read_table(path))
-            found = (tables[-1].schema.metadata or {}).get(b"model", b"").decode()
-            if found != identity:
-                fix = "delete it and run guda likelihood again"
-                raise Mismatch("likelihoods-stale", f"{path} was computed with other weights", found, identity, fix)
-        values.append(np.concatenate([t["log_p"].to_numpy() for t in tables]))
-        calls.append(np.concatenate([t["calls"].to_numpy() for t in tables]))
-    return LogP(np.stack(values), np.stack(calls))
+    import pyarrow as pa
+
+    config, header = run.recipe.likelihood, {"model": model.identity(run)}
+    shards = query_shards(queries, config.block)
+    parts = [_parts(run, shards, model, seed).read(header, "likelihoods-stale") for seed in range(config.seeds)]
+    tables = [pa.concat_tables(tables) for tables in parts]
+    return LogP(*(np.stack([table[column].to_numpy() for table in tables]) for column in ("log_p", "calls")))

@@ -34,7 +34,7 @@ from guda.config import Config
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.files import digest
-from guda.methods.base import Method, make_method, method
+from guda.methods.base import METHODS, Method, make_method
 from guda.methods.terms import load_queries
 from guda.parts import FolderParts
 from guda.run.data import load_data, scored_groups
@@ -216,41 +216,50 @@ class EfficientNetStyleConfig(EfficientNetConfig):
     )
 
 
-def _add(name: str, load: Callable[[Any], Encoder], config: type[SimilarityConfig], summary: str, **more: Any) -> None:
-    body = {"Config": config, "load": staticmethod(load), "summary": f"{summary} (a baseline; no counterfactual)"}
-    method(name)(type(f"Similarity[{name}]", (Similarity,), body | more))
+def _made(
+    name: str, load: Callable[[Any], Encoder], config: type[SimilarityConfig], summary: str, network: bool = True
+) -> type[Similarity]:
+    """The method of one encoder."""
+    return type(f"Similarity[{name}]", (Similarity,), {
+        "id": name, "Config": config, "load": staticmethod(load), "network": network,
+        "summary": f"{summary} (a baseline; no counterfactual)",
+    })  # fmt: skip
 
 
-def _registered(name: str) -> Callable[[Any], Encoder]:
-    return lambda config: ENCODERS[name]
+def _registered(name: str, encode: Encoder) -> type[Similarity]:
+    if name == "pixel":
+        summary = "cosine of the picture to each group's mean image, or nearest"
+    else:
+        summary = f"CLIPA's rule with the encoder {name}"
+    return _made(f"similarity-{name}", lambda config: encode, SimilarityConfig, summary, network=name != "pixel")
 
 
-_PIXEL = "cosine of the picture to each group's mean image, or nearest"
-for _name in ENCODERS:
-    _pixel = _name == "pixel"
-    _summary = _PIXEL if _pixel else f"CLIPA's rule with the encoder {_name}"
-    _add(f"similarity-{_name}", _registered(_name), SimilarityConfig, _summary, network=not _pixel)
-_add(
-    "clipa",
-    lambda config: transformer(config.model, only_clip=True),
-    ClipConfig,
-    "CLIPA: cosine of the picture's CLIP embedding to each group's mean",
-)
-_add(
-    "similarity-encoder",
-    lambda config: transformer(config.model),
-    EncoderConfig,
-    "CLIPA's rule with any vision model of transformers",
-)
-_add(
-    "similarity-efficientnet",
-    lambda config: efficientnet(None, pooled, config.size),
-    EfficientNetConfig,
-    "CLIPA's rule with EfficientNet-Lite0's last features: which object",
-)
-_add(
-    "similarity-efficientnet-style",
-    lambda config: efficientnet(config.layer, statistics, config.size),
-    EfficientNetStyleConfig,
-    "CLIPA's rule with EfficientNet-Lite0's early statistics: which style",
-)
+METHODS.derive(ENCODERS, _registered, "similarity-")
+
+for _method in (
+    _made(
+        "clipa",
+        lambda config: transformer(config.model, only_clip=True),
+        ClipConfig,
+        "CLIPA: cosine of the picture's CLIP embedding to each group's mean",
+    ),
+    _made(
+        "similarity-encoder",
+        lambda config: transformer(config.model),
+        EncoderConfig,
+        "CLIPA's rule with any vision model of transformers",
+    ),
+    _made(
+        "similarity-efficientnet",
+        lambda config: efficientnet(None, pooled, config.size),
+        EfficientNetConfig,
+        "CLIPA's rule with EfficientNet-Lite0's last features: which object",
+    ),
+    _made(
+        "similarity-efficientnet-style",
+        lambda config: efficientnet(config.layer, statistics, config.size),
+        EfficientNetStyleConfig,
+        "CLIPA's rule with EfficientNet-Lite0's early statistics: which style",
+    ),
+):
+    METHODS.register(_method.id)(_method)

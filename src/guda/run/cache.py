@@ -18,8 +18,8 @@ import torch
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser, Latents, encode_all
-from guda.errors import Mismatch
-from guda.files import TEMPORARY, digest, read_tensors, write_tensors
+from guda.files import TEMPORARY, digest, write_tensors
+from guda.parts import FolderParts
 from guda.run.run import Run
 
 
@@ -58,11 +58,7 @@ def _kept(path: Path, header: dict[str, str], make: Callable[[], dict[str, torch
         with _alone(path):
             if not path.is_file():
                 write_tensors(path, make(), header)
-    tensors, found = read_tensors(path)
-    if found != header:
-        raise Mismatch(
-            "cache-stale", f"{path} was made from something else", found, header, "delete it and run the command again"
-        )
+    tensors: dict[str, torch.Tensor] = FolderParts(path.parent).read(path.name, header, "cache-stale")
     return tensors
 
 

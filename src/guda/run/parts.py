@@ -95,6 +95,6 @@ class Sharded:
         return [parts.read(file, header, code) for file in self.files]
 
     def concat(self, key: str, header: Mapping[str, Any] | None = None, code: str = STALE) -> np.ndarray:
-        """A tensor, or a column of a table, of all items."""
+        """A tensor of all items."""
         found: np.ndarray = np.concatenate([content[key].numpy() for content in self.read(header, code)])
         return found

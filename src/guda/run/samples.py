@@ -9,12 +9,13 @@ from __future__ import annotations
 from guda.config import QueriesConfig
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator
-from guda.diffusion.sampling import sample, sample_id
+from guda.diffusion.sampling import generate, sample, sample_id
 from guda.errors import GudaError
-from guda.files import digest, read_tensors, write_tensors
+from guda.files import digest
 from guda.run import progress
 from guda.run.data import load_data, load_prompts, prompt_files, scored_groups
 from guda.run.models import load_model, model_digest, model_files, run_schedule
+from guda.run.parts import Shard, Sharded
 from guda.run.run import Run
 from guda.run.task import Task
 
@@ -93,11 +94,16 @@ def query_count(run: Run, config: QueriesConfig) -> int:
     return config.n if run.recipe.prompts is None else len(_asked(run, config))
 
 
-def _part(run: Run, config: QueriesConfig, number: int) -> str:
-    if run.recipe.prompts is not None:
-        return f"artifacts/{set_name(run, config)}/{number:05d}.safetensors"
+def _drawn_blocks(run: Run, config: QueriesConfig) -> Sharded:
+    """`images`: uint8 [block, C, H, W]."""
     # n is not part of the name: more samples keep those drawn
-    return f"artifacts/samples-{digest([config.seed, config.steps, BLOCK], 8)}/{number:05d}.safetensors"
+    name = f"samples-{digest([config.seed, config.steps, BLOCK], 8)}"
+    if run.recipe.prompts is not None:
+        name = set_name(run, config)
+    size = _block(run)
+    numbers = range(-(-query_count(run, config) // size))
+    shards = [Shard(i, f"{i:05d}", f"block {i}", i * size, (i + 1) * size) for i in numbers]
+    return Sharded(run, f"artifacts/{name}/*.safetensors", shards)
 
 
 def sample_tasks(run: Run, config: QueriesConfig) -> list[Task]:
@@ -105,47 +111,35 @@ def sample_tasks(run: Run, config: QueriesConfig) -> list[Task]:
         return []
     told = run.recipe.prompts is not None
     steps = config.steps or (TEXT_STEPS if told else run_schedule(run).T)
-    block = _block(run)
-    return [
-        Task(
-            name=f"sample block {number}", stage="sample", fn="guda.run.samples:sample_block",
-            args={"config": config.model_dump(mode="json"), "number": number},
-            makes=(_part(run, config, number),), needs=model_files(run, "base") + prompt_files(run),
-            cost=float(block * steps * (2 if told else 1)),
-        )
-        for number in range(-(-query_count(run, config) // block))
-    ]  # fmt: skip
+    return _drawn_blocks(run, config).tasks(
+        "sample {}", "sample", "guda.run.samples:sample_block", {"config": config.model_dump(mode="json")},
+        model_files(run, "base") + prompt_files(run), evals=steps * (2 if told else 1),
+    )  # fmt: skip
 
 
-def sample_block(run: Run, config: dict[str, object], number: int) -> None:
+def sample_block(run: Run, config: dict[str, object], shard: int) -> None:
     import torch
 
-    asked = QueriesConfig.model_validate(config)
-    model, block = load_model(run, "base"), _block(run)
+    asked, model, block = QueriesConfig.model_validate(config), load_model(run, "base"), _block(run)
+    made = _drawn_blocks(run, asked)
+    here = range(made.shards[shard].start, made.shards[shard].stop)
     if run.recipe.prompts is None:
-        indices = range(number * block, (number + 1) * block)
-        images = sample(model, indices, seed=asked.seed, steps=asked.steps, block=block, tick=progress.tick)
+        images = sample(model, here, seed=asked.seed, steps=asked.steps, block=block, tick=progress.tick)
     else:
-        from guda.diffusion.sampling import generate
-
-        prompts = [prompt for _, prompt in prompt_list(run, asked)[number * block : (number + 1) * block]]
+        prompts = [prompt for _, prompt in prompt_list(run, asked)[here.start : here.stop]]
         images = generate(
             model, prompts, seed=asked.seed, steps=asked.steps or TEXT_STEPS, guidance=asked.guidance, block=block,
             tick=progress.tick,
         )  # fmt: skip
-    header = {"model": model_digest(run, "base")}
-    write_tensors(run.path(_part(run, asked, number)), {"images": torch.from_numpy(images)}, header)
+    made.write(shard, {"images": torch.from_numpy(images)}, {"model": model_digest(run, "base")})
 
 
 def collect_samples(run: Run, config: QueriesConfig) -> str:
     """Publish the drawn blocks as a query set of the run; returns its name."""
-    import numpy as np
-
     name = set_name(run, config)
     if not run.has(f"queries/{name}/index.json"):
         count = query_count(run, config)
-        parts = [read_tensors(run.path(_part(run, config, k)))[0]["images"] for k in range(-(-count // _block(run)))]
-        images = np.concatenate([p.numpy() for p in parts])[:count]
+        images = _drawn_blocks(run, config).concat("images")[:count]
         if run.recipe.prompts is None:
             ids, prompts = tuple(sample_id(config.seed, i) for i in range(count)), None
         else:
