@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import combinations, islice
 from typing import Any
 
 from guda.config import parse_config
@@ -52,7 +53,9 @@ def plan_reproduction(wanted: Reproduction, scale: str = FULL, ablations: bool =
         rows.append(Budget(what, sum(r["evals"] or 0 for r in own), disk=None if None in disk else sum(disk)))
     if wanted.pairs:
         found = [logo, *(m for name in wanted.pairs_by if (m := get_method(sketch, name)).unlearns)]
-        rows += [_pairs(method, wanted.pairs, value["queries"]) for method in found]
+        # any pairs do: which groups they name costs nothing, and a sketch need not know the names
+        pairs = list(islice(combinations(sketch.data.groups.names, 2), len(wanted.pairs)))
+        rows += [_pairs(method, pairs, value["queries"]) for method in found]
     sweeps = wanted.ablations.get(scale, ())
     left = f" Only with --ablations: {', '.join(sweeps)}." if sweeps and not ablations else ""
     rows += [_sweep(read_ablation(name), name, sketch, value) for name in (sweeps if ablations else ())]
