@@ -143,7 +143,7 @@ def tables(run: Run, entry: DatasetEntry) -> str:
 
 def credits_() -> str:
     """The sets' licences ask for it."""
-    from guda.data.emoji import licences
+    from guda_sources.emoji import licences
 
     sets = [
         f"{name} ({v.get('author', '?')}, {v.get('licence', v.get('license', '?'))})" for name, v in licences().items()
