@@ -1,4 +1,4 @@
-"""Denoiser: the only thing the rest of guda knows of a network.
+"""Denoiser: the only interface to a network that the rest of guda uses.
 
 One interface over any nn.Module (x_t, t) -> prediction and over diffusers models: `eps(x_t, t, cond)`,
 `encode(images)`, `condition(prompts)`, `schedule`. Training and gradient methods may also use `module`,
@@ -29,7 +29,7 @@ from guda.files import digest_arrays
 
 
 def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
-    """sha256 over names and values: the identity of a set of weights, whatever file held it."""
+    """sha256 over names and values: the identity of a set of weights, independent of its file."""
     h = hashlib.sha256()
     for name in sorted(state):
         h.update(name.encode())
@@ -38,7 +38,7 @@ def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
 
 
 def default_device() -> str:
-    """$GUDA_DEVICE, else the GPU where there is one and the launcher was not told --cpu."""
+    """$GUDA_DEVICE, else the GPU if there is one and the launcher was not given --cpu."""
     return os.environ.get("GUDA_DEVICE") or (
         "cuda" if torch.cuda.is_available() and not distributed.on_cpu() else "cpu"
     )
@@ -141,7 +141,7 @@ class Denoiser:
         return out if isinstance(out, torch.Tensor) else out.sample
 
     def raws(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
-        """Native outputs of all the models this one answers for, [K, *x_t.shape]: one, but for counterfactual rules."""
+        """Native outputs of all models behind this one, [K, *x_t.shape]; K = 1 except for counterfactual rules."""
         return self.raw(x_t, t, cond)[None]
 
     def eps(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
@@ -165,7 +165,7 @@ class Denoiser:
 
     @property
     def told(self) -> str:
-        """What a conditional model is told of every image."""
+        """What the model is conditioned on for every image."""
         return "prompt" if self.frozen else "class"
 
     @property
@@ -181,7 +181,7 @@ class Denoiser:
         return to_uint8(x0.detach().cpu().numpy()) if self.frozen is None else self.frozen.decode(x0)
 
     def condition(self, prompts: Sequence[str] | None) -> Cond | None:
-        """What the network is told for each image; class-conditional models read the class index."""
+        """The conditioning of each image; class-conditional models read the class index."""
         if self.frozen is not None and prompts is not None:
             return self.frozen.condition(prompts)
         if not self.conditional:

@@ -1,4 +1,4 @@
-"""What the gradient methods keep of training images and queries, made once, whichever of them asks first.
+"""Gradient features of training images and queries, computed once and shared by all gradient methods.
 
     RUN/artifacts/features-<hash>/train-<shard>.safetensors      features of the training images, in the data's order
     RUN/artifacts/features-<hash>/gram.safetensors               their Gram matrix

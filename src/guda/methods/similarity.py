@@ -1,4 +1,4 @@
-"""The similarity baselines as methods: similarity-<encoder>, and clipa, which is the one with CLIP and no other.
+"""The similarity baselines as methods: similarity-<encoder>, and clipa, which always uses CLIP.
 
 `fit` keeps one vector per group, or where the rule asks for single images (`max`: the nearest neighbour, `top10`: the
 mean of the ten nearest, `sum`, `median`) the unit embedding of every image, once for all of these rules. Where the

@@ -3,8 +3,9 @@
     x0_hat_-k(x_t) = x0_hat_full(x_t) + change_k(x_t),      change_k = m_-k(x_t) - m_full(x_t)      (removal.py)
 
 or, in eps, eps_full + (a/s)(m_full - m_-k): the posterior shift (operators/shift.py), added at scoring time instead of
-being trained into a network. One evaluation of the full model and of the density serves every group. One safetensors file holds the
-rule of all groups; a density of the images themselves holds no numbers, they are read from the run.
+being trained into a network. One evaluation of the full model and of the density serves every group. One safetensors
+file holds the rule of all groups; a density over the images themselves stores no numbers, because the images are read
+from the run.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Rule:
 
 
 class RuledDenoiser(Denoiser):
-    """`base` with group k (a number) taken out by a rule. `raws` answers for several groups from one evaluation."""
+    """`base` with group k (a number) removed by a rule. `raws` answers for several groups from one evaluation."""
 
     def __init__(self, base: Denoiser, rule: Rule, groups: list[int]) -> None:
         self.__dict__.update(base.__dict__)
