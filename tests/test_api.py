@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from guda.diffusion.networks import build_denoiser
 from PIL import Image
 
 import guda
@@ -17,6 +16,7 @@ from guda.config import ModelConfig
 from guda.data.images import ImageData
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.loading import build_denoiser
 from guda.scoring.scores import Scores
 
 COLUMNS = ("score", "stderr", "lo", "hi", "rank", "rank_lo", "rank_hi", "p_first", "n_evals")

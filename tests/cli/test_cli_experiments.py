@@ -79,7 +79,7 @@ def test_mistakes_are_one_line(guda: Guda, run: Path, tmp_path: Path) -> None:
         ((*tune, "logo"), ["logo is the oracle"]),
         ((*tune, "similarity-pixel"), ["no default search", "--search"]),
         ((*tune, "retrack", "--queries-seed", 0), ["seed 0", "evaluated on", "--queries-seed"]),
-        ((*tune, "retrack", "--groups", 9), ["--groups 9", "the run has 3"]),
+        ((*tune, "retrack", "--groups", 9), ["--groups", "the run has 3"]),
         ((*tune, "retrack", "--groups", "0,a"), ["unknown group 'a'"]),
         ((*tune, "retrack", "--search", "lr"), ["write key=low..high"]),
         ((*tune, "retrack", "--search", "l=1|2"), ["search of retrack", "settings: steps, lr"]),

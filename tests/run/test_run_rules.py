@@ -186,7 +186,7 @@ def signed(header: dict[str, Any], tensors: dict[str, Any]) -> tuple[dict[str, A
 
 @pytest.mark.parametrize("how", BREAKS)
 def test_a_rule_that_is_not_this_runs_is_one_clear_line(run: Run, tmp_path: Path, how: str) -> None:
-    file = get_method(run, "posterior").file  # type: ignore[attr-defined]
+    file = get_method(run, "posterior").rule_file  # type: ignore[attr-defined]
     change, said = BREAKS[how]
     path = run.path(file)
     sound = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What a conditional model is told: named tensors with a common batch axis.
+"""The conditioning of a model: named tensors with a common batch axis.
 
 Indexable, concatenable, movable, so that code which cuts work into blocks need not know what is inside
 (class labels, text embeddings, SDXL's added conditions).

@@ -29,7 +29,7 @@ from guda.files import digest_arrays
 
 
 def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
-    """sha256 over names and values: the identity of a set of weights, whatever file held it."""
+    """sha256 over names and values: the identity of a set of weights, independent of its file."""
     h = hashlib.sha256()
     for name in sorted(state):
         h.update(name.encode())

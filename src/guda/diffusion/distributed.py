@@ -105,7 +105,7 @@ class Team:
 
 @cache
 def join() -> Team:
-    """Meet the other processes; returns when all are there. Takes this process's GPU where there are GPUs."""
+    """Join the process group; returns once all processes are there. Selects this process's GPU if there are GPUs."""
     import torch
     import torch.distributed as dist
     from accelerate import PartialState

@@ -77,7 +77,7 @@ def _pipeline_frozen(path: str, lora: str | None) -> Any:
 
 
 def build_network(config: ModelConfig, shape: tuple[int, int, int]) -> tuple[Any, Frozen | None]:
-    """A new network by the recipe for images of `shape` (C, H, W), and what stands around it."""
+    """A new network as the recipe defines it, for images of `shape` (C, H, W), and the components around it."""
     _, height, width = shape
     if height != width:
         raise GudaError("image-not-square", f"images are {width}x{height}; training needs square images: give --size N")

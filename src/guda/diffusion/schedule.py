@@ -104,7 +104,7 @@ class Schedule:
 
     @cached_property
     def zero_snr(self) -> np.ndarray:
-        """Where x_t holds no signal; there the error is taken in x_0 instead of eps."""
+        """Timesteps at which x_t holds no signal; there the error is measured in x_0 instead of eps."""
         return np.isneginf(self.log_snr)
 
     @cached_property

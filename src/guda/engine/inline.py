@@ -1,4 +1,4 @@
-"""Tasks in this process, one after the other: for a server that keeps its model loaded between pictures.
+"""Runs tasks in this process, one after the other; for a server that keeps its model loaded between pictures.
 
 Results are bitwise reproducible per thread count. Workers of the other engines have one thread each, and so has this
 process once it has run a task here.

@@ -1,4 +1,4 @@
-"""One training on several GPUs of this machine, one process for each, for a task that was given several GPUs.
+"""Trains one model on several GPUs of this machine, one process per GPU, for a task that was given several GPUs.
 
 It does for one task what `accelerate launch` does for a whole command: ranks and world size go through the environment
 (diffusion/distributed.py), and the processes meet through accelerate. They end with the process that started them.

@@ -1,4 +1,4 @@
-"""Tasks in worker processes on this machine, one thread each.
+"""Runs tasks in worker processes on this machine, one thread each.
 
 Only schedules: what a task computes does not depend on how many workers there are. Workers are spawned (a forked torch
 deadlocks) and watch their parent, so kill -9 on the driver leaves no orphan behind.

@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster: the same pure functions of the run folder, on every node that mounts it.
+"""Runs tasks on a Ray cluster: the same pure functions of the run folder, on every node that mounts it.
 
 Ray places tasks by the resources they declare and runs one again when its worker or node is lost; what was published
 before the loss is found and not done again. Errors of the user are not retried. Nothing travels through Ray but the
@@ -77,7 +77,7 @@ class RayOptions:
 
 
 def import_ray() -> Any:
-    """Quiet, and asking nobody."""
+    """Import Ray with an environment in which it is quiet and makes no network requests."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -270,7 +270,7 @@ def _prepare(threads: int, environ: tuple[tuple[str, str], ...]) -> Any:
 
 @cache
 def _versions() -> dict[str, str]:
-    """What decides the bits, whatever device it is built for."""
+    """Library versions without build suffixes such as +cpu: two nodes must agree on these."""
     return {name: found.partition("+")[0] for name, found in library_versions().items()}
 
 

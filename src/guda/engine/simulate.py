@@ -1,4 +1,4 @@
-"""A schedule before there is a cluster: what so many workers would make of a list of tasks, event by event.
+"""Simulates the schedule of a list of tasks on a given number of workers, event by event.
 
 The rule is that of the engines: whenever a worker is free it gets the first task of the list whose needs are met; the
 driver hands out one task at a time. Then, without failures and with a driver that costs nothing,

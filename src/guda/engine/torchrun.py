@@ -1,4 +1,4 @@
-"""Tasks under `accelerate launch` or torchrun: no workers, every process runs the tasks here, one after the other.
+"""Runs tasks under `accelerate launch` or torchrun: no workers, every process runs all tasks one after the other.
 
 Rank 0 chooses the next task and broadcasts it. A training (`task.trains`) is run by all processes together, any other
 task by rank 0 while the rest wait. Only rank 0 writes: artifacts, heartbeats and times have one author.

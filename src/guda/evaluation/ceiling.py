@@ -1,4 +1,4 @@
-"""What agreement with the LOGO oracle is attainable at all, and how close each method comes.
+"""The ceiling: the highest agreement with the LOGO oracle that its noise allows, and how close each method comes.
 
 Two LOGO retrainings disagree, so a method is compared with what ONE retraining achieves. For seed s the gold
 is the mean of the OTHER seeds, g_s = mean_{j != s} LOGOA^(j); LOGO seed s and every method face that gold:

@@ -1,4 +1,4 @@
-"""Could it be chance? Bootstrap intervals of means over queries, and paired permutation tests.
+"""Bootstrap intervals of means over queries, and paired permutation tests.
 
 Figures are over queries, and over seeds where there are enough of them:
 

@@ -1,4 +1,4 @@
-"""What a noisy partition costs: the same experiment with clean and with noisy groups, method by method.
+"""The effect of a noisy partition: the same experiment with clean and with noisy groups, method by method.
 
 Paper: "Robustness to Noisy Group Partitions".
 

@@ -1,4 +1,4 @@
-"""Down a tree of groups: which movement, then which of its artists.
+"""Descent of a tree of groups: race the movements first, then the artists of the best ones.
 
 The groups of the top level race; of every picture the first `keep` are opened, their parts race at the next level, and
 so on to the groups that are asked about. Each level is a race like any other, among counterfactuals of its own: a
@@ -32,7 +32,7 @@ from guda.scoring.scores import Scores
 
 
 def tree_levels(method: ElboMethod) -> list[tuple[int, ...]]:
-    """Group numbers, level by level, the last those that are asked about; refused where there is nothing to descend."""
+    """Group numbers level by level, ending with the scored groups; refused if there is nothing to descend."""
     groups = load_data(method.run).groups
     levels = groups.levels([groups.index(name) for name in method.groups])
     if len(levels) == 1:
@@ -45,7 +45,7 @@ def tree_levels(method: ElboMethod) -> list[tuple[int, ...]]:
 
 
 def at_level(method: ElboMethod, level: tuple[int, ...]) -> ElboMethod:
-    """The same method, asked about the groups of one level."""
+    """The same method for the groups of one level."""
     names = load_data(method.run).groups.names
     return method.on(Subset(names=tuple(names[k] for k in level)))
 

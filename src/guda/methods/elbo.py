@@ -54,7 +54,7 @@ class ElboMethod(Method):
         return {}
 
     def on(self, grouping: Grouping) -> Self:
-        """The same method with the same settings, asked about other groups."""
+        """The same method with the same settings, for other groups."""
         grouping.check(self)
         found = copy(self)
         found.grouping, found.method_id = grouping, self.id + grouping.suffix
@@ -65,7 +65,7 @@ class ElboMethod(Method):
         return scored_groups(self.run) if self.grouping is None else self.grouping.groups
 
     def nodes(self) -> tuple[str, ...]:
-        """The groups that are fitted, which may be more than are asked about."""
+        """The fitted groups, which may be more than the scored ones."""
         return self.groups
 
     def passes(self, group: str) -> float:
@@ -141,7 +141,7 @@ class ElboMethod(Method):
         return self._values(self.sets(), self.reader(queries), bands)
 
     def _values(self, sets: list[Set], read: Reader, bands: Sequence[Bands]) -> list[np.ndarray]:
-        """The terms are read once, whatever the number of bands."""
+        """The terms are read once for all bands."""
         d, t = self.contributions(sets, read), read(sets[0][0]).t
         T = run_schedule(self.run).T
         found = [(d * b.factors(T)[t][:, :, None]).mean(axis=0).sum(axis=-1) for b in bands]
@@ -169,5 +169,5 @@ class ElboMethod(Method):
 
 
 def has_counterfactuals(method: Method) -> TypeIs[ElboMethod]:
-    """Asks for the capability, and tells the type checker."""
+    """Whether the method has counterfactual models; narrows its type."""
     return method.counterfactuals

@@ -1,4 +1,4 @@
-"""What the gradient methods keep of training images and queries, made once, whichever of them asks first.
+"""Gradient features of training images and queries, computed once and shared by all gradient methods.
 
     RUN/artifacts/features-<hash>/train-<shard>.safetensors      features of the training images, in the data's order
     RUN/artifacts/features-<hash>/gram.safetensors               their Gram matrix
@@ -141,7 +141,7 @@ class FeatureStore:
         if meta.get("model") != now:
             fix = f"delete {path.parent} and run the command again"
             what = f"{path} was computed with other weights of {self.model}"
-            raise Mismatch(STALE, what, meta.get("model"), now, fix)
+            raise Mismatch("features-stale", what, meta.get("model"), now, fix)
         return meta
 
     def read(

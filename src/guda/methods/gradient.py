@@ -1,4 +1,4 @@
-"""TRAK, D-TRAK, DAS and their kin: influence of training images through gradient features, summed up to groups.
+"""TRAK, D-TRAK, DAS and related methods: influence of training images through gradient features, summed over groups.
 
 Image i acts on a query through one vector (baselines/ridge.py): A_i = w_i phi_q . z_i, with z_i = K^-1 phi_i and
 
@@ -164,7 +164,7 @@ class Gradient(Method):
         return {"items": influence.item_vectors(*given, members[part]).float()}, about
 
     def _members(self) -> list[np.ndarray]:
-        """Of every group: which of them are asked about is decided when scores are read."""
+        """For every group; the scored ones are selected when scores are read."""
         groups = load_data(self.run).groups
         return [groups.members(k) for k in range(len(groups))]
 

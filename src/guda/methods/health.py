@@ -1,4 +1,4 @@
-"""How far a bank of counterfactuals can be trusted, on training images whose group is known.
+"""Health of a bank of counterfactuals: what each of them does to training images whose group is known.
 
     L[k, j] = mean over reference images x of group j of s_k(x),   s_k(x) = ELBO(x; full) - ELBO(x; without k), nats
 
@@ -6,8 +6,9 @@ Positive = the counterfactual without k explains group j worse. The diagonal is 
 is leakage: what taking out k does to the images of another group. Drift_k, the mean over all images outside k, is the
 part of every score of k that has nothing to do with k (scoring/drift.py).
 
-Training images flatter: theta_full has trained on them, so even the diagonal of LOGO is larger than it would be on
-fresh pictures of the group. Compare matrices with one another, the oracle's above all, not with scores of queries.
+Training images overstate forgetting: theta_full was trained on them, so even the diagonal of LOGO is larger than it
+would be on fresh pictures of the group. Compare matrices with one another, the oracle's above all, not with scores of
+queries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""hybrid: two kinds of counterfactual, each where it is good.
+"""hybrid: combines two kinds of counterfactual, each at the noise levels where it works best.
 
     d(t) = share d_tuned(t) + (1 - share) d_rule(t)     t < edge T
     d(t) = d_rule(t)                                    above
@@ -70,7 +70,7 @@ class Hybrid(ElboMethod):
         return all(half.fitted() for half in self.halves)
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
-        """Its halves' work, booked as theirs, whoever is scored first."""
+        """The tasks of its two parts; their cost is counted for the parts."""
         return [task for half in self.halves for task in half.score(queries, planned)]
 
     def parts(self) -> tuple[str, ...]:

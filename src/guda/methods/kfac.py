@@ -1,4 +1,4 @@
-"""K-FAC influence as a method: TracIn's products of gradients, seen through the curvature of the loss.
+"""K-FAC influence as a method: TracIn's products of gradients, preconditioned by the curvature of the loss.
 
     A_i = phi_q . phi_i,   phi = S (H + damping I)^{-1/2} grad f       sides: both
     A_i = phi_q . phi_i,   phi_q = S (H + damping I)^{-1} grad f       sides: query

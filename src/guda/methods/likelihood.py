@@ -120,7 +120,7 @@ def estimand(run: Run) -> str:
 
 
 def likelihood_folder(run: Run) -> str:
-    """Everything that decides the last bits, but for seeds and queries, which have files of their own."""
+    """Everything that affects the result, except seeds and queries, which have separate files."""
     config, schedule, device = run.recipe.likelihood, run_schedule(run).digest, default_device()
     if config.solver == "adaptive":
         how: list[Any] = [config.tolerance]
@@ -140,7 +140,7 @@ def _parts(run: Run, shards: Sequence[Shard], model: ModelRef, seed: int) -> Sha
 
 
 def likelihood_tasks(run: Run, queries: Queries, models: Iterable[ModelRef], stage: str) -> list[Task]:
-    """`queries`: those asked about. One task per model and shard that lacks a seed."""
+    """One task per model and shard that lacks a seed, for these queries."""
     config, folder = run.recipe.likelihood, likelihood_folder(run)
     shards = query_shards(queries, config.block)
     tasks = []

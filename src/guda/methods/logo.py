@@ -1,4 +1,4 @@
-"""LOGO: retrain without each group, for several seeds. The oracle every other method is judged by.
+"""LOGO: retrain without each group, for several seeds. The oracle that every other method is compared with.
 
 The scores of seed s are ELBO(full of seed s) - ELBO(retrained without k, seed s). Two retrainings disagree, so the
 oracle is the mean over seeds, and the agreement of one with the mean of the others is the ceiling.

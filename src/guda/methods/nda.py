@@ -94,7 +94,7 @@ class Nda(Method):
             )
 
     def fit(self) -> list[Task]:
-        """Only which images and steps are meant: without any file it would count as fitted where nobody asked."""
+        """Writes only the chosen images and steps; without any file the method would always count as fitted."""
         return [
             Task(
                 name=f"fit {self.method_id}", stage=f"fit/{self.method_id}", fn="guda.methods.nda:fit_choice",
@@ -144,7 +144,7 @@ class Nda(Method):
 
 
 def chosen(data: ImageData, per_group: int | None) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The training images that stand for any group, and each group's positions among them."""
+    """The training images that represent the groups, and each group's positions among them."""
     groups = [exemplars(data, k, per_group) for k in range(len(data.groups))]
     used = np.unique(np.concatenate(groups))
     return used, [np.searchsorted(used, members) for members in groups]
@@ -176,7 +176,7 @@ def score_shard(run: Run, config: dict[str, Any], queries: str, shard: int) -> N
 
 
 def query_mass(queries: Queries, images: np.ndarray, schedule: Schedule, config: NdaConfig) -> np.ndarray:
-    """float64 [queries, images]: each query by itself, whatever else is asked."""
+    """float64 [queries, images]; each query is computed independently of the others."""
     queries.check_shape(images.shape[1:])
     wanted, levels = [(q, t) for q in range(queries.n) for t in steps(schedule, config.t)], len(config.t)
     places = sum(cut.places for cut in cuts(*queries.shape[1:], config.patch))
@@ -196,7 +196,7 @@ def query_mass(queries: Queries, images: np.ndarray, schedule: Schedule, config:
 
 
 def _noised(queries: Queries, q: int, t: int, schedule: Schedule, config: NdaConfig, places: int) -> Noised:
-    """The query at step t, and the places asked about: all, or a uniform choice."""
+    """The query at step t, and the positions to evaluate: all, or a uniform choice."""
     random = generator("nda", config.seed, queries.ids[q], t)
     x = to_float(queries.images[q : q + 1])[0].astype(np.float64)
     a, s = float(schedule.a[t]), float(schedule.s[t])

@@ -1,4 +1,4 @@
-"""pretrained: what fine-tuning as a whole taught the model about a picture, beside what each group did.
+"""pretrained: how much fine-tuning as a whole improved the model's explanation of a picture.
 
     score = ELBO(full) - ELBO(pretrained start), nats, positive = the fine-tuned model explains the picture better
 

@@ -31,7 +31,7 @@ class Reference:
 
 
 def reference(run: Run, seed: int = SEED) -> Reference:
-    """The run's, of the size its recipe asks for; made where there is none."""
+    """The run's reference set, of the size in its recipe; created if it does not exist."""
     data = load_data(run)
     groups = None if run.recipe.scoring.groups is None else [data.groups.index(g) for g in scored_groups(run)]
     name = reference_name(run.recipe.scoring.reference, seed, groups)

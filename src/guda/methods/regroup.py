@@ -1,4 +1,4 @@
-"""Asking a method about groups that are not the run's own: `method.on(grouping)`.
+"""A method for groups other than the run's own: `method.on(grouping)`.
 
     method.on(Subset(("cat", "dog")))   some of the data's groups: a level of a tree, or a few groups for tuning
     placebos_of(method, 20)             random groups, to see what a score is where there is no group
@@ -64,7 +64,7 @@ class Grouping(Config, ABC):
 
     @classmethod
     def check(cls, method: Method) -> None:
-        """Refuse a method that cannot be asked about such groups."""
+        """Refuse a method that cannot score such groups."""
 
 
 class Subset(Grouping):
@@ -165,7 +165,7 @@ def task_grouping(method: ElboMethod) -> dict[str, Any] | None:
 
 
 def regrouped(method: Method, grouping: dict[str, Any] | None) -> ElboMethod:
-    """The method as it was when `task_grouping` was asked."""
+    """The method for the groups that `task_grouping` recorded."""
     assert has_counterfactuals(method)
     if grouping is None:
         return method
@@ -176,7 +176,7 @@ def regrouped(method: Method, grouping: dict[str, Any] | None) -> ElboMethod:
 
 
 def placebo_size(known: Groups, names: Sequence[str] | None = None) -> int:
-    """The median of the groups that are asked about; default: of all leaves."""
+    """The median size of the scored groups; default: of all leaves."""
     sizes = dict(zip(known.names, known.sizes, strict=True))
     return int(np.median([sizes[name] for name in names or known.leaf_names]))
 

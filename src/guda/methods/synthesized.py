@@ -1,4 +1,4 @@
-"""synthesized: unlearn the query, see which training images are forgotten with it (baselines/synthesized.py).
+"""synthesized: unlearn the query and measure which training images are forgotten with it (baselines/synthesized.py).
 
     artifacts/synthesized-<weights, images, seed>/fisher-<pass>.safetensors     the diagonal Fisher information
     artifacts/synthesized-<images, levels, seed>/losses.safetensors             training losses of the untouched model
@@ -106,7 +106,7 @@ class Synthesized(Method):
 
     @cached_property
     def chosen(self) -> list[np.ndarray]:
-        """The images that stand for each asked group (positions)."""
+        """Positions of the images that represent each scored group."""
         data = load_data(self.run)
         return [exemplars(data, data.groups.index(name), self.config.per_group) for name in scored_groups(self.run)]
 

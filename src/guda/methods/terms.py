@@ -95,7 +95,7 @@ class Bench:
 
 
 def portions(refs: Iterable[ModelRef]) -> list[list[ModelRef]]:
-    """What one task evaluates: a thousand models are many tasks, not one that nobody can share or resume quickly."""
+    """The models of each task: many models are split into many tasks, which can be shared and resumed."""
     kin = families(refs)
     return [[ref for family in kin[i : i + PORTION] for ref in family] for i in range(0, len(kin), PORTION)]
 

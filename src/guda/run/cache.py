@@ -1,4 +1,4 @@
-"""Latents of a run's images and embeddings of its prompts, computed once and kept beside what was made from them.
+"""Latents of a run's images and embeddings of its prompts, computed once and cached in the run.
 
     RUN/cache/latents-<frozen part + images>[-mirrored].safetensors
     RUN/cache/prompts-<frozen part>-<texts>.safetensors        every text once
@@ -53,7 +53,7 @@ def cached_conditions(run: Run, denoiser: Denoiser, prompts: Sequence[str] | Non
 
 
 def _kept(path: Path, header: dict[str, str], make: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The tensors of a file; made first, by one process while the others wait, where there is none."""
+    """The tensors of a file. If it does not exist, one process creates it while the others wait."""
     if not path.is_file():
         with _alone(path):
             if not path.is_file():

@@ -1,4 +1,4 @@
-"""The full models of a run: the one it is about, and those its LOGO seeds are compared with.
+"""The full models of a run: the model under study, and those that its LOGO seeds are compared with.
 
 `base` is the run's model (given, or trained with the recipe's seed); `full-s<seed>` are full models trained here;
 `start` is the pretrained model that they are fine-tuned from, where the recipe names one;
@@ -117,7 +117,7 @@ def given_name(config: ModelConfig) -> str | None:
 
 
 def architecture(run: Run) -> Denoiser:
-    """A network of the run's architecture, with whatever weights."""
+    """A network of the run's architecture; its weights do not matter."""
     if isinstance(run, Sketch):
         return run.model
     if (given := given_name(run.recipe.model)) is not None:

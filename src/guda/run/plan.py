@@ -1,4 +1,4 @@
-"""The plan of a run, and its pilot: RUN/pilot.json, which an importance plan is made from."""
+"""The scoring plan of a run, and its pilot (RUN/pilot.json), from which an importance plan is built."""
 
 from __future__ import annotations
 

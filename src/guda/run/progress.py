@@ -1,4 +1,4 @@
-"""How far a long task is: reported by the task, read by engines and `guda status`.
+"""Progress of long tasks: reported by the task, read by engines and `guda status`.
 
 The heartbeat is a small file in the run folder, so it can be read on this machine or through a shared disk. No result
 depends on it.
@@ -41,7 +41,7 @@ def tick(done: int, total: int) -> None:
 
 
 def read(file: Path) -> dict[str, int] | None:
-    """The last report; None where there is none, or where its process is gone (kill -9 leaves the file behind)."""
+    """The last report; None if there is none or its process is gone (kill -9 leaves the file behind)."""
     try:
         value = json.loads(file.read_text())
         here = value["host"] == socket.gethostname()
@@ -51,6 +51,6 @@ def read(file: Path) -> dict[str, int] | None:
 
 
 def fraction(file: Path) -> float:
-    """0..1; 0 where nothing was reported yet."""
+    """Between 0 and 1; 0 if nothing was reported yet."""
     value = read(file)
     return 0.0 if value is None else min(1.0, value["done"] / max(1, value["total"]))

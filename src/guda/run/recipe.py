@@ -1,4 +1,4 @@
-"""The recipe: everything a run is made from, as one YAML file.
+"""The recipe: all settings of a run, as one YAML file.
 
 Sections `data`, `prompts`, `model` and `training` are locked once a run exists, as every artifact depends on them;
 `methods`, `queries`, `scoring`, `likelihood` and `evaluation` may be edited later: what they make is stored under names
@@ -67,7 +67,7 @@ class Recipe(Config):
         return cls.from_dict(value, str(path))
 
     def settings(self, method: str) -> dict[str, Any]:
-        """What a method is told: its entry in `methods`, else in `defaults`, else nothing (the method's own)."""
+        """The settings of a method: its entry in `methods`, else in `defaults`, else none (the method's defaults)."""
         return self.methods.get(method, self.defaults.get(method, {}))
 
     def to_yaml(self) -> str:

@@ -1,4 +1,4 @@
-"""A run in a bucket: `s3://bucket/run`, `gs://...`, or any address that fsspec knows.
+"""A run in a bucket: `s3://bucket/run`, `gs://...`, or any URL that fsspec supports.
 
 Work is done in a local copy of it, because networks and tables are memory-mapped files. `pull` fetches what changed
 there, `push` publishes what changed here; both may be stopped at any time and repeated. Nothing is locked:
@@ -228,7 +228,7 @@ class Mirror:
         return wanted
 
     def _ask(self, what: str, call: Callable[..., T], *args: Any) -> T:
-        """One line, whatever a driver raises: each has its own kinds."""
+        """Turn any error of a storage driver into a one-line message; each driver has its own exceptions."""
         try:
             return call(*args)
         except GudaError:

@@ -222,7 +222,7 @@ class Run:
         return sorted(name for name in found if not REFERENCE.fullmatch(name))
 
     def sweep(self, older_than: float = DAY) -> None:
-        """Remove what killed processes left under temporary names; elsewhere: so many seconds ago."""
+        """Remove temporary files of killed processes; those of other machines once `older_than` seconds old."""
         sweep(self.root, older_than)
 
 

@@ -1,4 +1,4 @@
-"""The query set a recipe asks for: samples of the run's own model, drawn in resumable blocks.
+"""The query set defined by the recipe: samples of the run's own model, drawn in resumable blocks.
 
 Unconditional models: `n` ancestral samples. Text-to-image models: one picture of every chosen object in every style
 that is asked about, by its evaluation prompt.

@@ -1,5 +1,5 @@
-"""Sketch: a run to plan for. Its data and network are known by their sizes alone, so the tasks of any method can be
-listed, and their costs added up, before anything is downloaded, trained or written.
+"""Sketch: a run that is only planned. Only the sizes of its data and network are known, so the tasks of any method
+can be listed and their costs added up before anything is downloaded, trained or written.
 
 `load_data`, `architecture`, `run_schedule` and `run_plan` answer for a sketch from what it was given. The timesteps are
 those of a run without a pilot: how many there are does not depend on it.

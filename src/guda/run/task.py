@@ -1,4 +1,4 @@
-"""Task: one piece of work that depends on nothing but the run folder, and what it costs.
+"""Task: one piece of work that depends only on the run folder, and its cost.
 
 `fn` names a function `f(run, **args)`; its result is the files in `makes`, published whole. A task whose files exist
 is done and is never run again, so any engine may run any task any number of times, anywhere the folder is mounted.

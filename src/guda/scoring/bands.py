@@ -1,4 +1,4 @@
-"""Noise bands: which timesteps a score counts, and how much of it comes from where.
+"""Noise bands: which timesteps count for a score, and how much each band contributes.
 
 The plain ELBO counts every t alike. Low noise carries most of |score| but little that two retrainings agree on, so a
 score may be restricted (`100:1000`) or reweighted (`1:100=0.2,100:1000=1`). That is arithmetic on stored terms, needs

@@ -1,4 +1,4 @@
-"""Scores of pictures by a bank of counterfactuals in memory: the scorer over a part store that no disk sees.
+"""Scores pictures with a bank of counterfactuals in memory: the scorer over an in-memory part store.
 
 Only the draws of one shard and round are held at a time; terms are a few numbers per picture and draw.
 """

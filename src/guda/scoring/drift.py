@@ -1,4 +1,4 @@
-"""Drift: what a counterfactual does to pictures its group has nothing to do with, and scores less that.
+"""Drift: what a counterfactual does to pictures of other groups, and scores with the drift subtracted.
 
     c_k = mean over reference images x outside group k of s_k(x),     s_k(x) = ELBO(x; full) - ELBO(x; without k)
 

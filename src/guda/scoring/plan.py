@@ -1,4 +1,4 @@
-"""Which timesteps are evaluated, and what each counts for.
+"""The scoring plan: which timesteps are evaluated, and the weight of each.
 
 Strata partition 1..t_max. A round draws one keyed (t, eps) in every stratum, t with probability p(t)/P_s inside stratum
 s; a draw counts for 1/(that probability), so a round is by itself an unbiased estimate of the whole sum whatever p is.

@@ -170,7 +170,7 @@ class Race:
         self.settled = np.zeros(n_queries, bool)  # by confidence, not by running out of budget
 
     def _cost(self, groups: np.ndarray | int) -> np.ndarray:
-        """Network evaluations of one round of so many groups."""
+        """Network evaluations of one round with this many groups."""
         shared, each = self.networks
         return np.asarray((shared + each * np.asarray(groups)) * self.evals_per_round)
 

@@ -1,4 +1,4 @@
-"""A race over a part store: rounds of evaluations, decided by the terms that the rounds before have left.
+"""A race over a part store: each round of evaluations is chosen from the terms of the previous rounds.
 
 A raced round packs only the queries that still want a model, so the terms of a race go to a folder of their own.
 Starting again replays the decisions from the parts that are there and computes what is missing.

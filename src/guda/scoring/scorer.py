@@ -1,4 +1,4 @@
-"""The scorer: squared errors of some models on some pictures, kept in a part store, and scores made of them.
+"""The scorer: computes squared errors of models on pictures, keeps them in a part store, and turns them into scores.
 
 A part holds one (shard of queries, model, round) and is immutable: adding a group evaluates one model, adding queries
 one shard, adding precision one round. Its header names the weights it was computed with, so stale weights are noticed.
@@ -53,7 +53,7 @@ Shares = Callable[[np.ndarray, int], Sequence[np.ndarray | float]]  # (t, number
 
 
 class Models(Protocol[M_contra]):
-    """How a scorer gets at the models it is asked about."""
+    """How a scorer loads the models it evaluates."""
 
     def base(self, model: M_contra) -> Denoiser:
         """The full model behind it, which encodes the pictures."""

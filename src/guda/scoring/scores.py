@@ -62,7 +62,7 @@ class QueryScores:
         return self.ranked[:n]
 
     def verdict(self, floor: float = 0.0) -> Verdict:
-        """Whether one group stands out, in words; `floor`: what a score must clear to count as one."""
+        """Whether one group stands out, in words; scores must be above `floor` to count."""
         return verdict(self.ranked, self.digits, floor)
 
     def __str__(self) -> str:
@@ -191,7 +191,7 @@ class Scores:
         return {picture.query: picture.top(n) for picture in self}
 
     def verdict(self, floor: float = 0.0) -> dict[str, Verdict]:
-        """Of every picture whether one group stands out, by the picture's id."""
+        """For every picture id, whether one group stands out."""
         return {picture.query: picture.verdict(floor) for picture in self}
 
     def __repr__(self) -> str:

@@ -43,7 +43,7 @@ class Verdict:
 
 
 def verdict(ranked: Sequence[GroupScore], digits: int = 1, floor: float = 0.0) -> Verdict:
-    """`ranked`: all groups of one picture, best first; `floor`: what a score must clear to count as one."""
+    """`ranked`: all groups of one picture, best first; scores must be above `floor` to count."""
     first = ranked[0]
     value = f"{signed(first.score, digits)} {interval(first.lo, first.hi, digits)}".strip() + f" {first.unit}"
     if first.lo is None:

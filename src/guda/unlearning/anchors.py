@@ -101,7 +101,7 @@ class Weighted:
 
 
 class Uniform(Weighted):
-    """Any retain style; no text encoder is asked."""
+    """Any retain style; needs no text encoder."""
 
     def _prototypes(self) -> None:
         return None
@@ -111,7 +111,7 @@ class Uniform(Weighted):
 
 
 class Removed:
-    """The prompt's subject as it stands, with no style."""
+    """The prompt's subject unchanged, without any style."""
 
     def __init__(self, objects: Collection[str] | None = None) -> None:
         self.objects = objects

@@ -1,4 +1,4 @@
-"""Counterfactuals and where they are kept: theta without group k, stored as what changed, bound to its base.
+"""Counterfactual models and the bank that stores them: theta without group k, as a change to its base model.
 
 A Counterfactual is `apply(denoiser) -> Denoiser`. An unlearned model is a change to its base, whole or factored; a
 LOGO retraining is a set of weights of its own. Each is one safetensors file whose header says which group, which base

@@ -1,4 +1,4 @@
-"""The optimal denoiser of a density that is a mixture over groups, and how it moves when a group leaves.
+"""The optimal denoiser of a density that is a mixture over groups, and how it changes when a group is removed.
 
     p = sum_c pi_c p_c,  every component c owned by one atom;  posterior mean of x_0 given x_t:  m = sum_c w_c m_c,
     w = softmax_c( log pi_c p_c(x_t) ),   removing group k drops its components:

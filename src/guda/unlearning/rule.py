@@ -117,7 +117,7 @@ class Rule:
 
 
 class RuledDenoiser(Denoiser):
-    """`base` with group k (a number) taken out by a rule. `raws` answers for several groups from one evaluation."""
+    """`base` with group k (a number) removed by a rule. `raws` answers for several groups from one evaluation."""
 
     def __init__(self, base: Denoiser, rule: Rule, groups: list[int]) -> None:
         self.__dict__.update(base.__dict__)

@@ -1,4 +1,4 @@
-"""The copy of theta_full that an operator changes: which of its weights move, and what is kept of it afterwards."""
+"""The copy of theta_full that an operator trains: which weights are trainable, and what is stored afterwards."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def split(members: np.ndarray, share: float, what: str, *key: str | int) -> tupl
 
 @dataclass
 class Patience:
-    """Keeps the state of the lowest loss; says stop after `patience` checks in a row without a lower one."""
+    """Keeps the state with the lowest loss; stops after `patience` checks in a row without improvement."""
 
     patience: int
     loss: float = math.inf

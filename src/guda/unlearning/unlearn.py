@@ -35,7 +35,7 @@ from guda.unlearning.student import BATCHES, Patience, Student, split
 
 
 class UnlearnConfig(Config):
-    """What every operator can be told."""
+    """Settings that every operator has."""
 
     steps: int = Field(100, gt=0, description="Optimiser steps per group.")
     lr: float = Field(1e-3, gt=0, description="Peak learning rate (AdamW).")

@@ -1,4 +1,4 @@
-"""Model families: which networks guda reads and trains, and what stands around each of them.
+"""Model families: which networks guda loads and trains, and the components around each of them.
 
 A `Family` says which network classes may be read, how a recipe's `model.net` builds one, and which pipeline folders it
 reads as a whole. A `Frozen` part is what stands around a network and is never trained: the VAE before it, the text

@@ -1,4 +1,4 @@
-"""What stands around the networks of latent text-to-image pipelines: a VAE and text encoders, never trained.
+"""The components around the networks of latent text-to-image pipelines: a VAE and text encoders, never trained.
 
     x_0 = (posterior mean - shift) x scaling factor                (the shift is 0 except for newer VAEs)
 

@@ -1,4 +1,4 @@
-"""EraseDiff: teach the group's images a noise that explains nothing (Wu et al. 2024).
+"""EraseDiff: train the model to predict uninformative noise for the group's images (Wu et al. 2024).
 
     L_forget   = E_{x_f, t, eps} || eps_theta(x_t, t) - u ||^2,     u ~ U[0, 1)^D, drawn anew and independent of eps
     L_preserve = E_retain || target - network(x_t, t) ||^2          the ordinary denoising loss

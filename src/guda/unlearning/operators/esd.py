@@ -1,4 +1,4 @@
-"""ESD: steer the group's images away from what makes them the group's (Gandikota et al. 2023).
+"""ESD: steer predictions for the group's images away from the group (Gandikota et al. 2023).
 
     target = eps_u - g (eps_c - eps_u)          eps_c = eps(x_t, t, label k), eps_u = eps(x_t, t, null label)
 

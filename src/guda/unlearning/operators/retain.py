@@ -1,4 +1,4 @@
-"""retain: go on training, without the group, and hope that it is forgotten.
+"""retain: continue training without the group, as a baseline for forgetting.
 
     L = lambda_preserve E_retain || target - network(x_t, t) ||^2           the ordinary denoising loss, as in training
 

@@ -1,4 +1,4 @@
-"""Posterior shift: move the full model's own prediction by the change of the optimal denoiser when the group leaves.
+"""Posterior shift: move the full model's own prediction by the change of the optimal denoiser without the group.
 
     target = eps_full(x_t) + (a/s) (m_full(x_t) - m_-k(x_t))          t in the window, else eps_full(x_t)
 
