@@ -51,7 +51,7 @@ def test_a_cut_part_is_named_and_deleting_it_repairs_the_run(tmp_path: Path) -> 
 def test_a_cut_counterfactual_is_never_used(tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
     file = cut(next(run.path("artifacts").glob("retrack-*/0001-1.safetensors")))
-    with refused("other weights"):  # its terms were computed with other bytes
+    with refused("other inputs"):  # its terms were computed with other bytes
         steps.score(run, SET, ["retrack"], Inline())
     shutil.rmtree(run.path("terms"))
     with refused("is damaged .*delete it") as error:
@@ -71,7 +71,7 @@ def test_a_counterfactual_with_other_numbers_is_refused(tmp_path: Path) -> None:
     file = next(run.path("artifacts").glob("retrack-*/0001-1.safetensors"))
     tensors, header = read_tensors(file)
     write_tensors(file, {k: v + 1 for k, v in tensors.items()}, header)
-    with refused("other weights"):
+    with refused("other inputs"):
         steps.score(run, SET, ["retrack"], Inline())
     shutil.rmtree(run.path("terms"))
     with refused("digest", Mismatch):
@@ -94,7 +94,7 @@ def test_a_part_of_another_model_is_refused(tmp_path: Path) -> None:
     part = next(run.path("terms").rglob("base/r000.parquet"))
     table = read_table(part)
     write_table(part, table.replace_schema_metadata(table.schema.metadata | {b"model": b"another"}))
-    with refused("other weights: found 'another', given '[0-9a-f]+'; delete it", Mismatch) as error:
+    with refused(r"\(model\): found 'another', given '[0-9a-f]+'; delete it", Mismatch) as error:
         steps.score(run, SET, ["retrack"], Inline())
     assert str(part) in one_line(error)
 

@@ -61,7 +61,6 @@ def test_digits_and_own_data_are_shipped() -> None:
         (("training", "steps"), "many", r"training\.steps"),
         (("scoring", "estimand"), "elb", r"scoring\.estimand"),
         (("scoring", "rounds"), -1, r"scoring\.rounds"),
-        (("model", "net"), "resnet", r"model\.net"),
         (("methods", "retrack"), 3, r"methods\.retrack"),
     ],
 )
