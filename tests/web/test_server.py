@@ -198,7 +198,7 @@ def test_rules_behind_the_choices() -> None:
 def test_one_style_for_report_and_app() -> None:
     css = sheet()
     assert "prefers-color-scheme" not in css
-    report = (Path(sys.modules["guda.report"].__path__[0]) / "bars.css").read_text()
+    report = (Path(sys.modules["guda.scoring"].__path__[0]) / "bars.css").read_text()
     light, dark = re.findall(r"--blue: (#\w+);", report)
     assert re.search(rf"^:root {{.*--blue: {light};", css, re.DOTALL)
     assert re.search(rf"^\.dark {{[^}}]*--blue: {dark};", css, re.MULTILINE)
