@@ -3,8 +3,8 @@
     L_forget = E_{x_f, t, eps} || eps_theta(x_t, t) - eps_bar(x_t) ||^2,   eps_bar = (x_t - a m_-k(x_t)) / s
 
 m_-k is the posterior mean over the retain set (Shi et al. 2025; paper: "ReTrack: Theoretical Foundation for GUDA-U").
-It is exact by default, or taken over the K retain images nearest to x_t itself. (The neighbours of the clean image are not
-neighbours of x_t.)
+It is exact by default, or taken over the K retain images nearest to x_t itself. (The neighbours of the clean image are
+not neighbours of x_t.)
 
 `kl_cap`: with x_t = a x_f + s eps the target is eps_bar = eps + sum_r w_r d_r, d_r = (a/s)(x_f - x_r). Moving a unit
 Gaussian's mean by d costs |d|^2/2 nats, so each d_r is shortened to a norm of at most sqrt(2 kl_cap) before weighting.
