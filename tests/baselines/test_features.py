@@ -13,7 +13,8 @@ from guda.baselines.residuals import profile, residuals
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.noise import generator
-from guda.errors import GudaError, Mismatch, NotFinite
+from guda.errors import Mismatch, NotFinite
+from refusals import refused
 
 EXACT = {"sketch": "identity", "block": 4}
 
@@ -57,7 +58,7 @@ def test_the_grid_is_even_from_zero_and_has_as_many_as_asked() -> None:
     assert grid(4000, 10).tolist() == list(range(0, 4000, 400))
     assert grid(100, 7).tolist() == [0, 14, 28, 42, 57, 71, 85]  # 100 // 7 = 14 would have made eight
     assert grid(5, 5).tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(GudaError, match="6 timesteps of a schedule that has 5"):
+    with refused("timesteps-too-many", match="6 timesteps of a schedule that has 5"):
         grid(5, 6)
 
 
@@ -156,19 +157,19 @@ def test_features_of_different_making_do_not_meet(make_mlp: Callable[..., Denois
         meta(seed=1), meta(net=1), meta(output="squared_norm"), meta(timesteps=5), meta(noise="per_item"),
         meta(sketch="countsketch", dim=8), meta(weights="out"), meta(normalize=True),
     ):  # fmt: skip
-        with pytest.raises(Mismatch, match=r"here: .* differs"):
+        with refused("features-made-differently", kind=Mismatch):
             meet(meta(), other, "here")
     meet(meta(), meta(output="squared_norm"), "here", free=("output",))
 
 
 def test_wrong_settings_are_refused(make_mlp: Callable[..., Denoiser]) -> None:
-    with pytest.raises(GudaError, match="names none of the network's weights"):
+    with refused("weights-pattern-unmatched", match="names none of the network's weights"):
         Featuriser(make_mlp(), FeatureConfig(weights="attn2"))
-    with pytest.raises(GudaError, match="sjlt:3 cuts the sketch into 3 equal parts and 8 is no multiple"):
+    with refused("sketch-size-indivisible", match="sjlt:3 cuts the sketch into 3 equal parts and 8 is no multiple"):
         Featuriser(make_mlp(), FeatureConfig(sketch="sjlt:3", dim=8))
     broken = make_mlp()
     broken.module.out.weight.data[0, 0] = float("nan")
-    with pytest.raises(NotFinite, match="gradient of 'image-0' holds NaN"):
+    with refused("gradient-not-finite", match="gradient of 'image-0' holds NaN", kind=NotFinite):
         made(broken)
 
 

@@ -12,6 +12,7 @@ from guda.baselines.gradients import Gradients
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import generator
 from guda.errors import NotFinite
+from refusals import refused
 
 X0 = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (7, 1, 4, 4)).astype(np.float32))
 IDS = [f"image-{i}" for i in range(7)]
@@ -89,7 +90,7 @@ def test_damping_is_relative_to_the_mean() -> None:
     torch.testing.assert_close(found["b"], torch.tensor([0.2], dtype=torch.float64))
     small = inverse({k: v * 1e-20 for k, v in fisher.items()}, 0.5)
     torch.testing.assert_close(small["a"] * 1e-20, found["a"])
-    with pytest.raises(NotFinite, match="mean Fisher information of the chosen weights is 0"):
+    with refused("fisher-not-finite", match="mean Fisher information of the chosen weights is 0", kind=NotFinite):
         inverse({"a": torch.zeros(3, dtype=torch.float64)}, 0.5)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from guda.baselines.sketch import COLUMNS, Sketch, make_sketch
-from guda.errors import GudaError
+from refusals import refused
 
 SIZES = {"a.weight": 9, "a.bias": 3, "b.weight": 18}
 P, DIM, SEEDS = 30, 8, 1500
@@ -125,7 +125,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(kind: str) -> None:
 
 
 def test_unknown_sketches_are_refused() -> None:
-    with pytest.raises(GudaError, match="3 equal parts"):
+    with refused("sketch-size-indivisible", match="3 equal parts"):
         make_sketch("sjlt:3", SIZES, DIM, 0)
     with pytest.raises(ValueError, match="no sketch"):
         make_sketch("hadamard", SIZES, DIM, 0)

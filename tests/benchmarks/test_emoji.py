@@ -9,8 +9,8 @@ import pytest
 
 from guda.data import npm
 from guda.data.sources import load_source
-from guda.errors import GudaError
 from guda_sources import emoji
+from refusals import refused
 
 pytest.importorskip("resvg_py")
 
@@ -122,36 +122,36 @@ def test_unpacked_packages_are_read_too(folder):
 def test_damaged_package_is_one_line(folder, damage):
     path = folder / "iconify-json-two-1.0.0.tgz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(GudaError, match=r"iconify-json-two-1.0.0.tgz.*fetch it again") as e:
+    with refused("download-damaged", match=r"iconify-json-two-1.0.0.tgz.*fetch it again") as e:
         load_source("emoji", size=8)
     assert "\n" not in str(e.value)
 
 
 def test_package_without_its_files(folder):
     package(folder, "two", {}, **{"info.json": ["a list"]})
-    with pytest.raises(GudaError, match="fetch it again"):
+    with refused("download-damaged"):
         load_source("emoji", size=8)
 
 
 def test_a_drawing_that_is_no_svg_is_named(folder):
     package(folder, "two", icons("#0000ff", half={"body": "<path"}))
-    with pytest.raises(GudaError, match="flah of two"):
+    with refused("emoji-undrawable"):
         load_source("emoji", size=8)
 
 
 def test_missing_package_and_missing_npm(folder, monkeypatch):
     (folder / "iconify-json-two-1.0.0.tgz").unlink()
-    with pytest.raises(GudaError, match=r"npm pack @iconify-json/two@1.0.0"):
+    with refused("emoji-package-missing", match=r"npm pack @iconify-json/two@1.0.0"):
         load_source("emoji")
     monkeypatch.delenv(emoji.VARIABLE)
     monkeypatch.setattr(emoji.npm.shutil, "which", lambda _: None)
-    with pytest.raises(GudaError, match=r"npm is not installed.*GUDA_EMOJI"):
+    with refused("npm-missing"):
         load_source("emoji")
 
 
 def test_options(folder):
-    with pytest.raises(GudaError, match="does not take group_by"):
+    with refused("source-option-unknown"):
         load_source("emoji", group_by="level:2")
-    with pytest.raises(GudaError, match="size must be"):
+    with refused("size-invalid"):
         load_source("emoji", size=0)
     assert load_source("emoji").shape == (3, 32, 32)

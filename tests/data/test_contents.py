@@ -11,7 +11,7 @@ import pytest
 from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.sources import keep_contents
-from guda.errors import GudaError
+from refusals import refused
 
 STYLES, THINGS = ("a", "b", "c"), ("bus", "cat", "dog", "sea")
 
@@ -50,16 +50,16 @@ def test_some_groups_only(data: ImageData) -> None:
     assert [i[0] for i in some.ids] == ["a"] * 4 + ["c"] * 4
     assert some.contents == THINGS * 2
     assert np.array_equal(some.images[4], data.images[8])
-    with pytest.raises(GudaError, match="unknown group 'd'"):
+    with refused("group-unknown", match="unknown group 'd'"):
         data.only(["a", "d"])
 
 
 def test_mistakes(data: ImageData) -> None:
-    with pytest.raises(GudaError, match="show 4 different things"):
+    with refused("contents-too-few", match="show 4 different things"):
         keep_contents(data, 5, seed=0)
-    with pytest.raises(GudaError, match="give content_by"):
+    with refused("contents-missing"):
         keep_contents(replace(data, contents=None), 2, seed=0)
-    with pytest.raises(GudaError, match="12 contents, one each"):
+    with refused("contents-count-mismatch", match="12 contents, one each"):
         replace(data, contents=("bus",))
-    with pytest.raises(GudaError, match="the content of image 'a/bus' is ''"):
+    with refused("content-invalid", match="the content of image 'a/bus' is ''"):
         replace(data, contents=("", *(data.contents or ())[1:]))

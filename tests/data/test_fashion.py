@@ -7,7 +7,7 @@ import pytest
 
 from guda.data.fashion import NAMES, VARIABLE
 from guda.data.sources import load_source
-from guda.errors import GudaError
+from refusals import refused
 
 
 @pytest.fixture
@@ -36,18 +36,18 @@ def test_shrinking_averages_blocks(folder):
 
 @pytest.mark.parametrize("size", [13, 20])
 def test_uneven_size_is_refused(folder, size):
-    with pytest.raises(GudaError, match="evenly"):
+    with refused("fashion-size-unsupported"):
         load_source("fashion-mnist", size=size)
 
 
 def test_missing_files_say_how_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
-    with pytest.raises(GudaError, match="apt-get install dataset-fashion-mnist"):
+    with refused("fashion-missing"):
         load_source("fashion-mnist")
 
 
 def test_truncated_files_are_refused(folder):
     path = folder[0] / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(GudaError, match="damaged"):
+    with refused("fashion-damaged"):
         load_source("fashion-mnist")

@@ -15,6 +15,7 @@ from PIL import Image
 from guda.data.folder import image_files, read_image
 from guda.data.images import ImageData
 from guda.errors import GudaError
+from refusals import refused
 
 
 def colour(seed: int = 0, h: int = 6, w: int = 6) -> np.ndarray:
@@ -84,14 +85,14 @@ def test_linked_group_folders_are_followed_but_circles_are_refused(tmp_path: Pat
     os.symlink(tmp_path / "elsewhere", tmp_path / "art" / "linked")
     assert ImageData.from_folder(tmp_path / "art").groups.names == ("klimt", "linked", "monet")
     os.symlink(tmp_path / "art", tmp_path / "art" / "monet" / "again")
-    with pytest.raises(GudaError, match="link to a folder above it"):
+    with refused("folder-link-cycle"):
         image_files(tmp_path / "art")
 
 
 def test_pictures_in_formats_we_cannot_read_are_not_passed_over(tmp_path: Path) -> None:
     art(tmp_path)
     (tmp_path / "monet" / "x.HEIC").write_bytes(b"")
-    with pytest.raises(GudaError, match=r"x\.HEIC: \.heic images cannot be read"):
+    with refused("image-type-unsupported"):
         ImageData.from_folder(tmp_path)
 
 
@@ -101,31 +102,31 @@ def test_file_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
         (Path(os.fsdecode(os.fsencode(tmp_path) + b"/a/\xff.png"))).write_bytes(b"")
     except OSError:
         pytest.skip("this file system allows only UTF-8 names")
-    with pytest.raises(GudaError, match="not UTF-8"):
+    with refused("file-name-encoding", match="not UTF-8"):
         image_files(tmp_path)
 
 
 def test_missing_empty_and_file_roots_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(GudaError, match="nowhere does not exist"):
+    with refused("data-folder-missing"):
         ImageData.from_folder(tmp_path / "nowhere")
     (tmp_path / "empty" / "deep").mkdir(parents=True)
-    with pytest.raises(GudaError, match=r"no images in .*empty; expected files ending in .*\.png"):
+    with refused("data-folder-empty"):
         ImageData.from_folder(tmp_path / "empty")
-    with pytest.raises(GudaError, match=r"x\.png is a file"):
+    with refused("data-folder-file"):
         ImageData.from_folder(put(tmp_path / "x.png"))
 
 
 def test_one_group_is_refused_and_named(tmp_path: Path) -> None:
     put(tmp_path / "only" / "1.png")
     put(tmp_path / "only" / "2.png")
-    with pytest.raises(GudaError, match=r"all 2 images .* one group, 'only'"):
+    with refused("groups-too-few", match=r"all 2 images .* one group, 'only'"):
         ImageData.from_folder(tmp_path)
 
 
 def test_groups_are_checked_before_pixels_are_decoded(tmp_path: Path) -> None:
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "1.png").write_bytes(b"not an image")
-    with pytest.raises(GudaError, match="one group"):
+    with refused("groups-too-few"):
         ImageData.from_folder(tmp_path)
 
 
@@ -136,7 +137,7 @@ def test_images_without_the_group_level_are_refused(tmp_path: Path) -> None:
         ImageData.from_folder(tmp_path)
     assert re.search(r"stray\.png .* 0 folders above it.*level 1.*--group-by COLUMN", one_line(error))
     (tmp_path / "stray.png").unlink()
-    with pytest.raises(GudaError, match="level 3"):
+    with refused("group-level-missing", match="level 3"):
         ImageData.from_folder(tmp_path, group_by="level:3")
 
 
@@ -192,7 +193,9 @@ def test_grouping_by_a_column_without_metadata_explains_both_ways(tmp_path: Path
 
 def test_missing_column_lists_the_columns(tmp_path: Path) -> None:
     jsonl(flat(tmp_path) / "metadata.jsonl", *[{"file_name": f"{i}.png", "style": "x"} for i in range(3)])
-    with pytest.raises(GudaError, match="no column 'styl'; its columns are file_name, style; did you mean 'style'"):
+    with refused(
+        "metadata-column-unknown", match="no column 'styl'; its columns are file_name, style; did you mean 'style'"
+    ):
         ImageData.from_folder(tmp_path, group_by="styl")
 
 
@@ -243,7 +246,7 @@ def test_damaged_metadata_files_are_refused(tmp_path: Path, name: str, text: byt
 def test_two_metadata_files_are_refused(tmp_path: Path) -> None:
     jsonl(flat(tmp_path) / "metadata.jsonl", *GOOD)
     (tmp_path / "metadata.csv").write_text("file_name,g\n")
-    with pytest.raises(GudaError, match="both metadata"):
+    with refused("metadata-ambiguous"):
         ImageData.from_folder(tmp_path, group_by="g")
 
 
@@ -347,20 +350,20 @@ def test_truncated_files_are_refused_by_name(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("content", [b"", b"hello", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"])
 def test_files_that_are_no_images_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.png").write_bytes(content)
-    with pytest.raises(GudaError, match=r"cannot read image .*x\.png"):
+    with refused("image-unreadable"):
         read_image(tmp_path / "x.png")
 
 
 def test_deep_pixels_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.arange(9, dtype=np.uint16).reshape(3, 3)).save(tmp_path / "x.png")
-    with pytest.raises(GudaError, match=r"16-bit.*8 bits per channel"):
+    with refused("image-depth-unsupported", match=r"16-bit.*8 bits per channel"):
         read_image(tmp_path / "x.png")
 
 
 def test_animations_are_refused(tmp_path: Path) -> None:
     frames = [Image.fromarray(colour(i)) for i in range(3)]
     frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
-    with pytest.raises(GudaError, match="3 frames"):
+    with refused("image-animated", match="3 frames"):
         read_image(tmp_path / "x.gif")
 
 
@@ -374,7 +377,7 @@ def test_decompression_bombs_are_refused(tmp_path: Path, side: int) -> None:
     (tmp_path / "x.png").write_bytes(png)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(GudaError, match=r"x\.png has more than \d+ pixels"):
+        with refused("image-too-large"):
             read_image(tmp_path / "x.png")
 
 

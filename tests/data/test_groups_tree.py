@@ -14,6 +14,7 @@ from guda.data.images import ImageData
 from guda.data.partition import noisy_partition
 from guda.data.sources import limit_groups
 from guda.errors import GudaError
+from refusals import refused
 
 ART = [("France", "Monet"), ("France", "Renoir"), ("Spain", "Goya"), ("France", "Monet"), ("Spain", "Dali")]
 
@@ -41,7 +42,7 @@ def test_an_image_may_have_several_labels() -> None:
     assert groups.leaves == (0, 1, 2, 3)
     assert not groups.disjoint
     assert groups.homes.tolist() == [2, 2, 3, 0]
-    with pytest.raises(GudaError, match=r"image 1 is in oil, sea, and prompts, labels of a conditional model"):
+    with refused("groups-overlap", match=r"image 1 is in oil, sea, and prompts, labels of a conditional model"):
         _ = groups.labels
 
 
@@ -72,7 +73,7 @@ def test_of_a_partition_atoms_homes_and_labels_are_the_groups(labels: list[int])
 
 def test_a_group_of_all_images_is_refused_where_something_must_be_left() -> None:
     groups = Groups.from_labels([["all", "a"], ["all", "b"]])
-    with pytest.raises(GudaError, match="'all' holds every image: without it nothing is left"):
+    with refused("group-covers-all", match="'all' holds every image: without it nothing is left"):
         groups.check_rest()
     Groups.from_labels(["a", "b"]).check_rest()
 
@@ -87,7 +88,7 @@ def test_bad_lists_of_labels(labels: list[object], message: str) -> None:
 
 def test_a_noisy_partition_and_limits_of_shared_images() -> None:
     shared = image_data(Groups.from_labels([["a", "b"], "a", "a", "b", "b"]))
-    with pytest.raises(GudaError, match="these share images"):
+    with refused("partition-groups-overlap"):
         noisy_partition(shared, 0.5)
     few = limit_groups(shared, 1, seed=0)
     assert few.n <= 2
@@ -130,7 +131,7 @@ def test_the_way_down() -> None:
     assert levels("b", "f") == [{"a", "f"}, {"b", "f"}]
     assert levels("a", "f") == [{"a", "f"}]
     groups.check_apart([number("c"), number("d"), number("f")])
-    with pytest.raises(GudaError, match="'c' is a part of 'b'"):
+    with refused("groups-nested", match="'c' is a part of 'b'"):
         groups.check_apart([number("b"), number("c")])
 
 

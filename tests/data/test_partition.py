@@ -6,7 +6,6 @@ from collections import Counter
 from itertools import permutations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.partition import derangement, moved_per_group, noisy_partition
 from guda.data.sources import load_source
-from guda.errors import GudaError
+from refusals import refused
 
 
 def images(sizes: list[int], order: int = 0) -> ImageData:
@@ -89,9 +88,9 @@ def test_two_groups_can_only_swap() -> None:
 
 
 def test_too_little_noise_is_refused() -> None:
-    with pytest.raises(GudaError, match=r"smallest group \('g1', 8 images\) is less than one image"):
+    with refused("partition-fraction-small", match=r"smallest group \('g1', 8 images\) is less than one image"):
         noisy_partition(images([20, 8]), 0.05)
-    with pytest.raises(GudaError, match="between 0 and 1"):
+    with refused("partition-fraction-invalid", match="between 0 and 1"):
         moved_per_group(images([20, 8]).groups, 1.0)
 
 

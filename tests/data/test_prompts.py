@@ -20,6 +20,7 @@ from guda.errors import GudaError, Mismatch
 from guda.run.data import load_prompts
 from guda.run.recipe import Recipe
 from guda.run.run import Run
+from refusals import refused
 
 WORDS = {s: tuple(f"{s} {c}" for c in "abcde") for s in STYLES}
 CONFIG = PromptsConfig()
@@ -67,7 +68,7 @@ def test_an_evaluation_prompt_has_the_descriptors_of_the_first_training_prompt()
     shown = prompts.evaluation_prompts(["ink"])
     assert shown == [("ink", o, prompts.evaluation["ink", o]) for o in OBJECTS]
     assert len(prompts.evaluation_prompts()) == 12
-    with pytest.raises(GudaError, match=r"no prompts of style 'inc'.*did you mean 'ink'"):
+    with refused("style-unknown", match=r"no prompts of style 'inc'.*did you mean 'ink'"):
         prompts.evaluation_prompts(["inc"])
 
 
@@ -120,15 +121,15 @@ def test_worked_prompts() -> None:
 
 def test_too_few_descriptors_say_so_and_how_to_fix() -> None:
     words = WORDS | {"ink": ("bold outline", "bold outlines", "x")}
-    with pytest.raises(GudaError, match=r"style 'ink' has 3 .* a prompt takes 3; .*lower min_freq"):
+    with refused("descriptors-too-few", match=r"style 'ink' has 3 .* a prompt takes 3; .*lower min_freq"):
         build_prompts(styled(), CONFIG, words)
-    with pytest.raises(GudaError, match=r"style 'ink' has 0 descriptor\(s\) \(none\).*add descriptors to f.json"):
+    with refused("descriptors-too-few", match=r"style 'ink' has 0 descriptor\(s\) \(none\).*add descriptors to f.json"):
         build_prompts(styled(), PromptsConfig(source="file", path="f.json"), WORDS | {"ink": ()})
     assert build_prompts(styled(), PromptsConfig(per_prompt=2), words).training
 
 
 def test_data_without_objects_say_what_to_set() -> None:
-    with pytest.raises(GudaError, match=r"set data\.content_by"):
+    with refused("contents-missing"):
         build_prompts(styled(contents=False), CONFIG, WORDS)
 
 
@@ -137,7 +138,7 @@ def test_objects_that_cannot_be_told_apart_are_refused() -> None:
 
     data = styled(each=30)
     twin = replace(data, contents=tuple("A depiction of bar" if o == "ball" else o for o in data.contents))
-    with pytest.raises(GudaError, match="objects 'A depiction of bar' and 'bar' cannot be told apart"):
+    with refused("objects-ambiguous", match="objects 'A depiction of bar' and 'bar' cannot be told apart"):
         made(twin)
 
 
@@ -170,14 +171,14 @@ def test_a_changed_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
         else:
             value[part]["ink"] = value[part]["ink"][::-1]
         path.write_text(json.dumps(value))
-        with pytest.raises(Mismatch, match="changed or damaged"):
+        with refused("prompts-damaged", kind=Mismatch):
             Prompts.load(path, data.digest)
     for broken in ("{}", "[]", '{"vocabularies": 3}', text[:100]):
         path.write_text(broken)
         with pytest.raises(GudaError, match="damaged"):
             Prompts.load(path, data.digest)
     path.write_text(text)
-    with pytest.raises(Mismatch, match="other images"):
+    with refused("prompts-other-images", kind=Mismatch):
         Prompts.load(path, styled(each=4).digest)
 
 
@@ -197,15 +198,15 @@ def test_a_run_says_how_to_build_what_it_lacks(tmp_path: Path) -> None:
     made().save(run.path("prompts", "prompts.json"))
     assert load_prompts(run) == made()
     other = Run.create(tmp_path / "other", recipe(None), {"data_digest": data.digest})
-    with pytest.raises(GudaError, match="no prompts section"):
+    with refused("prompts-section-missing"):
         load_prompts(other)
 
 
 def test_the_section_is_locked_and_runs_without_it_still_open(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe({"seed": 3}), {"data_digest": "d"})
-    with pytest.raises(Mismatch, match=r"prompts\.seed differs: found 3, given 4"):
+    with refused("run-recipe-differs", match=r"prompts\.seed differs: found 3, given 4", kind=Mismatch):
         run.check(recipe({"seed": 4}))
-    with pytest.raises(Mismatch, match="prompts"):
+    with refused("run-recipe-differs", kind=Mismatch):
         run.check(recipe(None))
     old = Run.create(tmp_path / "old", recipe(None), {"data_digest": "d"})
     info = json.loads(old.path("run.json").read_text())
@@ -216,5 +217,5 @@ def test_the_section_is_locked_and_runs_without_it_still_open(tmp_path: Path) ->
     assert "prompts" not in old.path("recipe.yaml").read_text()
     opened = Run.open(old.root)
     assert opened.recipe.prompts is None
-    with pytest.raises(Mismatch, match="prompts"):
+    with refused("run-recipe-differs", kind=Mismatch):
         opened.check(recipe({}))

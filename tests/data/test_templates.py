@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from guda.data.templates import SUBJECTS, Parsed, evaluation_prompt, parse, shuffled, training_prompt
-from guda.errors import GudaError
+from refusals import refused
 
 words = st.text(st.characters(codec="utf-8", exclude_characters=",."), min_size=1).filter(lambda s: s == s.strip())
 descriptor_lists = st.lists(words, min_size=1, max_size=5)
@@ -95,7 +95,7 @@ def test_known_objects_settle_what_could_be_two_things() -> None:
      "Dogs, artistic style featuring ", "Dogs, artistic style featuring a,, b", "An artwork of , with a"],
 )  # fmt: skip
 def test_an_unreadable_prompt_is_named_with_what_was_expected(prompt: str) -> None:
-    with pytest.raises(GudaError, match="artistic style featuring d1, d2, d3") as e:
+    with refused("prompt-unparsable", match="artistic style featuring d1, d2, d3") as e:
         parse(prompt)
     assert repr(prompt) in str(e.value)
     assert "An artwork of {object}, with d1" in str(e.value)

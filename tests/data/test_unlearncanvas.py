@@ -9,6 +9,7 @@ from PIL import Image
 from guda.data import unlearncanvas
 from guda.data.sources import load_source
 from guda.errors import GudaError
+from refusals import refused
 
 STYLES, OBJECTS = ("Cold_Warm", "Rust", "Van_Gogh"), ("Bears", "Sea_Birds")
 
@@ -74,7 +75,7 @@ def test_what_is_wrong_is_named(root, change, words):
 
 def test_no_folder_given(monkeypatch):
     monkeypatch.delenv(unlearncanvas.VARIABLE, raising=False)
-    with pytest.raises(GudaError, match=r"where is UnlearnCanvas\?.*https://"):
+    with refused("unlearncanvas-missing", match=r"where is UnlearnCanvas\?.*https://"):
         load_source("unlearncanvas")
 
 

@@ -17,8 +17,8 @@ from guda.diffusion.distributed import Stepper, make_stepper, precision_on
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.lora import factors, merged, targets, wrap
 from guda.diffusion.training import Trained, train
-from guda.errors import GudaError
 from guda.files import read_tensors
+from refusals import refused
 
 
 def config(**values: Any) -> TrainingConfig:
@@ -68,7 +68,7 @@ def test_pieces_of_all_processes_are_the_batch_and_their_weighted_means_its_mean
 def test_a_batch_too_small_to_share_is_refused(make_mlp: Callable[..., Denoiser]) -> None:
     one = Stepper()
     one.world = 3
-    with pytest.raises(GudaError, match=r"training\.batch = 5 cannot be shared by 3 processes in 2 pieces"):
+    with refused("batch-indivisible", match=r"training\.batch = 5 cannot be shared by 3 processes in 2 pieces"):
         one.pieces(5, 2)
     with pytest.raises(ValueError, match="accumulate"):
         config(accumulate=9)
@@ -284,5 +284,5 @@ def test_lora_fine_tuning_moves_matrices_by_low_rank_and_nothing_else(
 
 
 def test_lora_needs_a_start(make_mlp: Callable[..., Denoiser], images: ImageData) -> None:
-    with pytest.raises(GudaError, match=r"training\.lora adapts a pretrained model: give model\.start"):
+    with refused("lora-start-missing"):
         train(make_mlp(), images.images, images.groups, config(lora=2), seed=0)

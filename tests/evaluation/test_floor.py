@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from guda.errors import GudaError
 from guda.evaluation.ceiling import MOST, compare, query_noise_floor, splits
 from guda.evaluation.metrics import METRICS, mrr, random_baseline, top1
 from guda.evaluation.results import dataset_entry, read_entry
 from guda.evaluation.tables import footer
+from refusals import refused
 
 RNG = np.random.default_rng(0)
 
@@ -59,7 +59,7 @@ def test_reliability_is_the_share_of_variance_that_is_signal() -> None:
 
 
 def test_one_round_has_no_floor() -> None:
-    with pytest.raises(GudaError, match="at least 2 rounds"):
+    with refused("rounds-too-few", match="at least 2 rounds"):
         query_noise_floor(np.zeros((1, 5, 3)))
 
 

@@ -18,7 +18,7 @@ from guda.baselines.features import FeatureConfig, Featuriser
 from guda.baselines.residuals import profile, residuals
 from guda.errors import GudaError, Mismatch
 from guda.files import read_json, read_tensors, write_json, write_tensors
-from guda.methods.base import get_method, known_methods
+from guda.methods.base import METHODS, get_method
 from guda.methods.features import FeatureStore, error_tasks
 from guda.methods.terms import load_queries
 from guda.run.data import load_data
@@ -72,7 +72,7 @@ def close(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 def test_the_ids_and_the_papers_settings(run: Run) -> None:
-    assert set(IDS) <= known_methods().keys()
+    assert set(IDS) <= METHODS.keys()
     trak, dtrak, das = (get_method(run, m).config for m in ("trak", "dtrak", "das"))
     assert (trak.output, trak.lam, trak.lam_scale, trak.aggregate) == ("loss", 100, "raw_gaussian", "sum")
     assert (dtrak.output, dtrak.lam, dtrak.lam_scale, dtrak.aggregate) == ("squared_norm", 1000, "raw_gaussian", "sum")

@@ -18,6 +18,7 @@ from guda.run.data import load_data
 from guda.run.models import load_model, model_digest
 from guda.run.run import Run
 from guda.scoring.scores import Scores
+from refusals import refused
 
 SMALL = ("timesteps=2", "sketch=identity")
 
@@ -91,7 +92,7 @@ def test_a_missing_library_is_said_before_anything_is_made(run: Run, monkeypatch
     monkeypatch.setitem(sys.modules, "curvlinops", None)
     engine = Inline()
     steps.change_settings(run, ["kfac"], [])
-    with pytest.raises(GudaError, match=r"pip install 'guda\[kfac\]'"):
+    with refused("package-missing", match=r"pip install 'guda\[kfac\]'"):
         steps.fit(run, ["kfac"], engine)
     assert not engine.ran
 

@@ -11,7 +11,7 @@ from tinyrun import GROUPS, SET, Inline, copy_run, digits_folder, finished_root,
 from guda import steps
 from guda.errors import GudaError, Mismatch
 from guda.evaluation.results import DatasetEntry
-from guda.methods.base import METHODS, get_method, known_methods, method
+from guda.methods.base import METHODS, get_method, method
 from guda.methods.terms import load_queries
 from guda.run.run import Run
 from guda.scoring.scores import Scores
@@ -30,7 +30,7 @@ def scores(run: Run, name: str) -> Scores:
 
 
 def test_the_methods_there_are(run: Run) -> None:
-    known = known_methods()
+    known = METHODS
     assert {"logo", "retrack", "similarity-pixel"} <= known.keys()
     assert all(cls.id == name and cls.summary for name, cls in known.items())
     assert get_method(run, "similarity-pixel").unit == "cosine"

@@ -22,6 +22,7 @@ from guda.run.models import run_schedule
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.steps.ablate import Ablation, Axis
+from refusals import refused
 
 BY_HAND = {"sum": np.sum, "mean": np.mean, "max": np.max, "median": np.median, "top3": lambda m: sorted(m)[-3:]}
 
@@ -161,12 +162,12 @@ def test_wrong_settings_are_refused_in_one_line(run: Run, settings: list[str], m
 def test_a_patch_too_large_is_refused_to_those_who_ask_only(run: Run) -> None:
     wide = Nda(run, "nda", NdaConfig(patch=17))
     assert not wide.fitted()
-    with pytest.raises(GudaError, match="give whole"):
+    with refused("patch-too-large"):
         Inline()(run, wide.fit(), "fit")
 
 
 def test_queries_of_another_size_are_refused(run: Run) -> None:
     small = Queries.from_arrays(np.zeros((1, 1, 6, 6), np.uint8), layout="NCHW")
-    with pytest.raises(GudaError, match="are 6x6 pixels") as e:
+    with refused("query-size-mismatch", match="are 6x6 pixels") as e:
         query_mass(small, load_data(run).images, run_schedule(run), NdaConfig())
     assert "\n" not in str(e.value)

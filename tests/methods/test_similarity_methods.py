@@ -14,7 +14,7 @@ from guda.baselines.similarity import exemplars, group_means, pixels
 from guda.errors import GudaError
 from guda.files import digest
 from guda.methods import similarity
-from guda.methods.base import get_method, known_methods
+from guda.methods.base import METHODS, get_method
 from guda.methods.terms import load_queries
 from guda.run.data import load_data
 from guda.run.run import Run
@@ -68,7 +68,7 @@ def test_the_ids_and_that_clipa_is_clip_by_default(run: Run) -> None:
         "similarity-efficientnet",
         "similarity-efficientnet-style",
     }
-    assert ids <= known_methods().keys()
+    assert ids <= METHODS.keys()
     assert get_method(run, "clipa").config.model == "openai/clip-vit-large-patch14"
 
 

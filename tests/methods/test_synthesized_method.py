@@ -18,7 +18,7 @@ from guda.baselines.synthesized import Ascent, Query, Samples, losses, unlearn_q
 from guda.errors import GudaError, NotFinite
 from guda.files import read_tensors
 from guda.methods import synthesized
-from guda.methods.base import get_method, known_methods
+from guda.methods.base import METHODS, get_method
 from guda.methods.terms import load_queries
 from guda.run.data import load_data
 from guda.run.models import load_model
@@ -52,7 +52,7 @@ def score(run: Run, *settings: str, engine: Inline | None = None, queries: str =
 
 def test_it_says_what_it_is(run: Run) -> None:
     found = get_method(run, ID)
-    assert "positive = helps" in known_methods()[ID].summary
+    assert "positive = helps" in METHODS[ID].summary
     assert found.unit == "loss"
     assert found.config.reached == (10, 25, 50, 100)
     config = found.config
@@ -179,7 +179,7 @@ def test_settings_can_be_tried(run: Run) -> None:
     assert set(trials.compare(found).methods) == set(found)
     assert ID not in run.recipe.methods
     with pytest.raises(GudaError, match="synthesized has no default search"):
-        default_space(known_methods()[ID], {})
+        default_space(METHODS[ID], {})
 
 
 def test_its_time_is_found_and_its_steps_are_no_training(run: Run) -> None:

@@ -13,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from tinyrun import GROUPS, Inline, copy_run
 
 from guda.diffusion.sampling import ddim, initial_noise
-from guda.errors import GudaError, Mismatch
+from guda.errors import Mismatch
 from guda.files import read_tensors, write_tensors
 from guda.methods.terms import load_counterfactual
 from guda.report.same_noise import SameNoise, columns, models, read, same_noise, same_noise_tasks
 from guda.run.models import load_model
+from refusals import refused
 
 CONFIG = SameNoise(n=3, steps=5)
 
@@ -60,13 +61,13 @@ def test_pictures_of_another_model_are_refused(tmp_path: Path) -> None:
     file = run.path(tasks[1].makes[0])
     tensors, _ = read_tensors(file)
     write_tensors(file, tensors, {"model": "somebody else"})
-    with pytest.raises(Mismatch, match="shows another model"):
+    with refused("drawing-stale", kind=Mismatch):
         same_noise(run, "retrack", small)
-    with pytest.raises(GudaError, match="similarity-pixel has no counterfactual models"):
+    with refused("method-draws-nothing"):
         same_noise_tasks(run, "similarity-pixel")
-    with pytest.raises(GudaError, match="hybrid combines shift and posterior"):
+    with refused("method-draws-nothing"):
         same_noise_tasks(run, "hybrid")
-    with pytest.raises(GudaError, match="unknown group 'x'"):
+    with refused("group-unknown", match="unknown group 'x'"):
         same_noise_tasks(run, "retrack", SameNoise(groups=("x",)))
 
 

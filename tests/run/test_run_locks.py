@@ -7,8 +7,9 @@ import pytest
 from tinyrun import digits_folder, tiny
 
 from guda import steps
-from guda.errors import GudaError, Mismatch
+from guda.errors import Mismatch
 from guda.run.run import Run
+from refusals import refused
 
 LATER = ("accumulate", "precision", "lora", "prompt_dropout", "schedule")
 
@@ -42,7 +43,7 @@ def test_a_run_made_before_a_setting_existed_still_opens(tmp_path: Path) -> None
 
 
 def test_lora_without_a_start_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(GudaError, match=r"training\.lora adapts a pretrained model"):
+    with refused("lora-start-missing"):
         steps.init(tmp_path / "run", tiny(digits_folder(), training={"lora": 4}))
     assert not (tmp_path / "run" / "run.json").exists()
 
@@ -54,11 +55,11 @@ def test_a_noisy_partition_is_locked_and_older_runs_still_open(tmp_path: Path) -
     assert lock["locked"]["data"].pop("partition") is None
     run.path("run.json").write_text(json.dumps(lock))  # as it was before the setting existed
     Run.open(run.root)
-    with pytest.raises(Mismatch, match=r"data\.partition"):
+    with refused("run-recipe-differs", kind=Mismatch):
         steps.init(run.root, noisy)
     other = steps.init(tmp_path / "noisy", noisy)
     assert other.info["data_digest"] != run.info["data_digest"]
     assert other.info["groups"] == run.info["groups"]
     assert other.info["locked"]["data"]["partition"] == {"fraction": 0.13, "seed": 42}
-    with pytest.raises(Mismatch, match=r"data\.partition\.seed"):
+    with refused("run-recipe-differs", kind=Mismatch):
         steps.init(other.root, tiny(digits_folder(), data={"partition": {"fraction": 0.13, "seed": 43}}))

@@ -9,7 +9,7 @@ from tinyrun import tiny
 
 from guda.config import Config, parse_config
 from guda.errors import GudaError
-from guda.methods.base import known_methods
+from guda.methods.base import METHODS
 from guda.run.recipe import LOCKED, Recipe, builtin_recipe
 
 SHIPPED = sorted(p.stem for p in (Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -26,7 +26,7 @@ def configs(cls: type[Config]) -> list[type[Config]]:
 
 def test_every_field_is_described() -> None:
     """The descriptions are the documentation."""
-    every = configs(Recipe) + [m.Config for m in known_methods().values()]
+    every = configs(Recipe) + [m.Config for m in METHODS.values()]
     assert len(every) >= 9
     bare = [f"{c.__name__}.{n}" for c in every for n, f in c.model_fields.items() if not (f.description or "").strip()]
     assert bare == []
@@ -37,7 +37,7 @@ def test_every_field_is_described() -> None:
 def test_shipped_recipes_parse_and_survive_yaml(name: str, tmp_path: Path) -> None:
     recipe = builtin_recipe(name)
     for method, settings in recipe.methods.items():
-        parse_config(known_methods()[method].Config, settings, method)
+        parse_config(METHODS[method].Config, settings, method)
     (tmp_path / "r.yaml").write_text(recipe.to_yaml())
     again = Recipe.read(tmp_path / "r.yaml")
     assert again == recipe
@@ -91,7 +91,7 @@ def test_what_is_no_recipe_is_one_line(tmp_path: Path, text: str) -> None:
 
 
 def test_method_settings_name_the_field_and_what_there_is() -> None:
-    logo = known_methods()["logo"].Config
+    logo = METHODS["logo"].Config
     with pytest.raises(GudaError, match=r"methods\.logo: seed: .*settings: seeds, coupled, own_full"):
         parse_config(logo, {"seed": 1}, "methods.logo")
     for seeds in ([], [1, 1], [-1]):

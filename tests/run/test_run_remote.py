@@ -12,9 +12,10 @@ import pytest
 from tinyrun import SET, Inline, digits_folder, exact, finished_root, tiny
 
 from guda import steps
-from guda.errors import GudaError, Mismatch
+from guda.errors import Mismatch
 from guda.run.remote import Mirror, mirror, whole
 from guda.run.run import Run
+from refusals import refused
 
 SKIPPED = ("progress", "checkpoints")
 
@@ -103,10 +104,10 @@ def test_a_changed_recipe_travels_and_two_changes_are_refused(url: str, tmp_path
     (roots[0] / "recipe.yaml").write_text("rounds: 8\n")
     (roots[1] / "recipe.yaml").write_text("rounds: 16\n")
     one.push()
-    with pytest.raises(Mismatch, match=r"recipe\.yaml was changed by another driver"):
+    with refused("remote-file-conflict", kind=Mismatch):
         two.push()
     assert two.pull() == 0  # ours is kept until somebody decides
-    with pytest.raises(Mismatch, match="another driver"):
+    with refused("remote-file-conflict", kind=Mismatch):
         two.push()
 
 
@@ -197,7 +198,7 @@ def test_a_recipe_changed_elsewhere_does_not_stop_a_worker(url: str, tmp_path: P
     (worker.local / "terms" / "y.parquet").write_text("y")
     (worker.local / "recipe.yaml").write_text("rounds: 8")
     os.utime(worker.local / "recipe.yaml", (1, 1))  # first in the order
-    with pytest.raises(Mismatch, match="another driver"):
+    with refused("remote-file-conflict", kind=Mismatch):
         worker.push()
     assert driver.pull() == 2  # what tasks made is there all the same
 
@@ -221,14 +222,14 @@ def test_a_copy_of_a_run_that_is_gone_or_another_is_refused(url: str, tmp_path: 
     assert one.push() == 1
     assert two.pull() == 1
     one.fs.rm(one.root, recursive=True)
-    with pytest.raises(GudaError, match=r"holds no run any more, .*; delete the copy"):
+    with refused("remote-run-missing"):
         two.pull()
     shutil.rmtree(one.local)
     shutil.rmtree(one._base(""))
     one.local.mkdir()
     (one.local / "run.json").write_text('{"locked": {"steps": 20}, "versions": 2}')
     one.push()
-    with pytest.raises(Mismatch, match="is another run than the copy of it here: locked"):
+    with refused("remote-run-differs", kind=Mismatch):
         two.pull()
 
 
@@ -244,7 +245,7 @@ def test_a_driver_that_will_not_is_one_line(tmp_path: Path) -> None:
 
     found.fs = type("Fs", (), {"invalidate_cache": lambda self: None, "find": lambda self, *a, **k: {},
                                "makedirs": refuse, "put_file": refuse})()  # fmt: skip
-    with pytest.raises(GudaError, match=r"^file://.*/run cannot be written: 403 Forbidden$"):
+    with refused("remote-failed", match=r"^file://.*/run cannot be written: 403 Forbidden$"):
         found.push()
 
 
@@ -286,5 +287,5 @@ def test_tasks_find_what_the_driver_was_asked_for(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("url", ["nonsense://bucket/run", "github://x/y"])
 def test_an_unknown_protocol_is_refused(url: str) -> None:
-    with pytest.raises(GudaError, match="cannot be opened"):
+    with refused("remote-not-opened"):
         Mirror(url)

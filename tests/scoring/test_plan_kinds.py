@@ -21,6 +21,7 @@ from guda.scoring.pilot import DEFENSIVE
 from guda.scoring.pilot import density as pilot_density
 from guda.scoring.plan import Plan, importance, make_plan, paper_grid, prior_density, stratified, uniform
 from guda.scoring.terms import make_draws, squared_errors
+from refusals import refused
 
 SMALL = Schedule.from_scheduler(make_scheduler("squaredcos_cap_v2:60"))
 densities = arrays(np.float64, SMALL.t_max, elements=st.floats(1e-6, 1e6))
@@ -162,7 +163,7 @@ def test_impossible_plans_are_refused(make: Any, message: str) -> None:
 @pytest.mark.parametrize("plan", [Plan((1, 40, 101), 0), Plan((), 0, (10, 100))])
 def test_a_plan_beyond_the_schedule_is_refused_before_anything_runs(plan: Plan) -> None:
     denoiser = gaussian("linear:100", 0.3)
-    with pytest.raises(GudaError, match="reaches t = 100, this schedule ends at 99"):
+    with refused("plan-outside-schedule", match="reaches t = 100, this schedule ends at 99"):
         make_draws(denoiser, torch.zeros(1, *SHAPE), ["q"], plan, 0)
 
 

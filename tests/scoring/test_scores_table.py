@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from guda.errors import GudaError
 from guda.scoring.scores import SIGN, Scores
+from refusals import refused
 
 
 def scores(**values: Any) -> Scores:
@@ -78,7 +78,7 @@ def test_ranks_are_a_permutation_that_sorts_stably(score: np.ndarray) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_score_that_is_not_a_number_is_refused_by_name(bad: float) -> None:
-    with pytest.raises(GudaError, match="score of 'dog' for 's0-00002' is not a number"):
+    with refused("score-not-finite", match="score of 'dog' for 's0-00002' is not a number"):
         scores(score=np.array([[1.0, 2.0, 3.0], [1.0, bad, 3.0]]))
 
 
@@ -88,7 +88,7 @@ def test_a_table_of_the_wrong_shape_is_refused() -> None:
 
 
 def test_an_unknown_query_is_answered_with_the_nearest() -> None:
-    with pytest.raises(GudaError, match="no query 's0-0001' among the 2 scored; did you mean 's0-00001'"):
+    with refused("query-unknown", match="no query 's0-0001' among the 2 scored; did you mean 's0-00001'"):
         _ = scores()["s0-0001"]
 
 
@@ -103,10 +103,10 @@ def test_pandas_has_one_row_per_query_and_group() -> None:
 
 def test_a_file_that_is_no_score_table_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"query": ["a"], "x": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(GudaError, match="not a table of scores: it has no 'group'"):
+    with refused("scores-file-invalid", match="not a table of scores: it has no 'group'"):
         Scores.read(tmp_path / "other.parquet")
     (tmp_path / "junk.parquet").write_bytes(b"junk")
-    with pytest.raises(GudaError, match="damaged"):
+    with refused("file-damaged"):
         Scores.read(tmp_path / "junk.parquet")
 
 

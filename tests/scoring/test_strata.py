@@ -9,8 +9,8 @@ from guda.config import ScoringConfig
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.noise import KeyedNoise
 from guda.diffusion.schedule import Schedule
-from guda.errors import GudaError
 from guda.scoring.plan import Plan, make_plan, paper_grid, stratified
+from refusals import refused
 
 SCHEDULES = {
     text: Schedule.from_scheduler(make_scheduler(text))
@@ -44,7 +44,7 @@ def test_strata_partition_odd_schedules_too(betas: list[float], n: int) -> None:
 
 @pytest.mark.parametrize("n", [0, 1000])
 def test_more_strata_than_timesteps_are_refused_with_the_limit(n: int) -> None:
-    with pytest.raises(GudaError, match=r"needs 1\.\.999"):
+    with refused("strata-outside-schedule", match=r"needs 1\.\.999"):
         stratified(SCHEDULES["linear:1000"], n, seed=0)
 
 
@@ -128,5 +128,5 @@ def test_the_default_estimand_names_t_max() -> None:
 
 
 def test_a_stride_beyond_the_schedule_is_refused() -> None:
-    with pytest.raises(GudaError, match="stride"):
+    with refused("stride-too-large"):
         paper_grid(SCHEDULES["linear:50"], 50, 0)

@@ -13,6 +13,7 @@ from guda.run.recipe import Recipe, builtin_recipe, recipes_folder
 from guda.run.run import Run
 from guda.steps.ablate import Ablation, _cells, epochs_to_steps
 from guda.steps.setting_trial import Trials
+from refusals import refused
 
 EMOJI = Path(__file__).parents[2] / "benchmarks" / "recipes" / "emoji.yaml"
 
@@ -72,7 +73,7 @@ def test_a_second_call_does_nothing_and_writes_the_same(run: Run) -> None:
     assert "reported, not selected on" in lines[-1]
     assert "steps = 5 (recipe)" in text(table)
     files[0].write_text(files[0].read_text().replace('"own": true', '"own": "perhaps"'))
-    with pytest.raises(GudaError, match=r"some.json is no table of an ablation \(rows.1.own"):
+    with refused("ablation-table-invalid", match=r"some.json is no table of an ablation \(rows.1.own"):
         read_sweep(files[0])
 
 
@@ -126,7 +127,7 @@ def test_settings_that_stand_on_their_own(run: Run) -> None:
     base = {"steps": 2, "batch_forget": 4, "batch_retain": 4}
     _, cells = _cells(Trials(run, SET), sweep(method="shift", base=base, axis="lr", values=[1e-4]))
     assert [(c.label, c.method.config.steps) for c in cells] == [("0.0001", 2)]
-    with pytest.raises(GudaError, match="starts from the recipe's settings of shift"):
+    with refused("ablation-settings-missing", match="starts from the recipe's settings of shift"):
         _cells(Trials(run, SET), sweep(method="shift"))
 
 
@@ -171,8 +172,8 @@ def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
         assert sum(own) == (len(ablation.axes) if ablation.base == "recipe" else 0)
         others = {trials.label(c.method) for c, mine in zip(cells, own, strict=True) if not mine}
         assert len(others) == len(cells) - sum(own)
-    with pytest.raises(
-        GudaError, match=r"shipped recipes: cifar10-paper, cifar10-small, digits, .*, unlearncanvas-paper$"
+    with refused(
+        "recipe-unknown", match=r"shipped recipes: cifar10-paper, cifar10-small, digits, .*, unlearncanvas-paper$"
     ):
         builtin_recipe("nothing")  # sweeps are no recipes
 

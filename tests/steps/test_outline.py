@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from guda import steps
-from guda.errors import GudaError
 from guda.run.recipe import Recipe, builtin_recipe
+from refusals import refused
 
 
 def rows(value: dict) -> dict[str, float]:
@@ -89,8 +89,8 @@ def test_it_is_the_plan_of_the_run(tmp_path: Path) -> None:
 def test_what_is_not_known_is_said() -> None:
     small = builtin_recipe("cifar10-small")
     assert steps.outline(small)["of"] == 6
-    with pytest.raises(GudaError, match=r"the size of data source '\./pictures' is not known here"):
+    with refused("data-size-unknown", match=r"the size of data source '\./pictures' is not known here"):
         steps.outline(small.model_copy(update={"data": small.data.model_copy(update={"source": "./pictures"})}))
     model = small.model.model_copy(update={"path": "some/model"})
-    with pytest.raises(GudaError, match="the architecture of some/model is not known"):
+    with refused("model-architecture-unknown", match="the architecture of some/model is not known"):
         steps.outline(small.model_copy(update={"model": model}))

@@ -8,11 +8,12 @@ import pytest
 from tinyrun import SET, Inline, copy_run, digits_folder, tiny
 
 from guda import steps
-from guda.errors import GudaError, Mismatch
+from guda.errors import Mismatch
 from guda.evaluation.partition import PartitionFile
 from guda.files import read_json
 from guda.run.run import Run
 from guda.steps.score import scores_path
+from refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +55,13 @@ def test_oracles_are_compared_on_the_same_pictures(runs: tuple[Run, Run], tmp_pa
 
 def test_the_wrong_runs_are_refused(runs: tuple[Run, Run], tmp_path: Path) -> None:
     clean, noisy = runs
-    with pytest.raises(GudaError, match=r"needs data\.partition"):
+    with refused("partition-runs-swapped"):
         steps.partition(clean, clean)
-    with pytest.raises(GudaError, match=r"must not have data\.partition"):
+    with refused("partition-runs-swapped"):
         steps.partition(noisy, noisy)
     other = steps.init(tmp_path / "other", tiny(digits_folder(), training={"steps": 41}))
-    with pytest.raises(Mismatch, match=r"training\.steps"):
+    with refused("partition-recipes-differ", kind=Mismatch):
         steps.partition(other, noisy)
     plain = steps.init(tmp_path / "plain", tiny(digits_folder()))
-    with pytest.raises(GudaError, match="has no queries"):
+    with refused("query-set-missing"):
         steps.partition(plain, noisy)

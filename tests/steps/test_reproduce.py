@@ -11,7 +11,7 @@ from tinyrun import Inline, digits_folder, tiny
 from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.published import published
-from guda.methods.base import known_methods
+from guda.methods.base import METHODS
 from guda.report.paper_outputs import write_paper_tables
 from guda.report.reproduce import read_reproduction, reproduce, reproductions, scaled_recipe
 from guda.run.recipe import builtin_recipe
@@ -91,7 +91,7 @@ def test_the_shipped_experiments_are_complete() -> None:
         wanted = read_reproduction(name)
         for scale in wanted.scales:
             recipe = scaled_recipe(wanted, scale)
-            assert set(wanted.methods) <= set(recipe.methods) <= set(known_methods())
+            assert set(wanted.methods) <= set(recipe.methods) <= set(METHODS)
             assert "logo" in recipe.methods
             for sweep in wanted.ablations.get(scale, ()):
                 assert steps.read_ablation(sweep).name == sweep

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from guda.errors import GudaError
-from guda.methods.base import known_methods
+from guda.methods.base import METHODS
 from guda.steps.search_space import Choice, Range, check_space, default_space, parse_space, read_space
 
 
@@ -44,7 +44,7 @@ def test_ranges_are_searched_by_ratio_and_tried_in_three_digits() -> None:
 
 
 def test_defaults_are_what_the_method_has() -> None:
-    known = known_methods()
+    known = METHODS
     found = default_space(known["retrack"], {"window": [0.3, 0.9]})
     assert found == {
         "lr": Range(3e-5, 1e-3),
@@ -86,7 +86,7 @@ def test_bad_searches(text: str, message: str) -> None:
 )
 def test_settings_the_method_does_not_take(text: str, message: str) -> None:
     with pytest.raises(GudaError, match=message):
-        check_space(parse_space(text), known_methods()["retrack"], {})
+        check_space(parse_space(text), METHODS["retrack"], {})
 
 
 def test_bad_files(tmp_path: Path) -> None:

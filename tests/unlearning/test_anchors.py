@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from guda.data.templates import SUBJECTS, evaluation_prompt, parse, training_prompt
-from guda.errors import GudaError
 from guda.unlearning.anchors import AnchorsConfig, make_anchor, mean_direction
+from refusals import refused
 
 # Directions in the plane, in degrees: worked cosines. Lengths differ on purpose: they must not matter.
 ANGLES = {"f3": 90} | {f"{s}{i}": angle for s, angle in (("f", 0), ("a", 0), ("b", 60), ("c", 180)) for i in range(3)}
@@ -128,20 +128,20 @@ def test_the_same_in_every_process() -> None:
 def test_uniform_and_removed_ask_no_text_encoder() -> None:
     for strategy in ("uniform", "removed"):
         assert make_anchor(strategy, WORDS, "f", ["a"], None, AnchorsConfig(), OBJECTS).draw(PROMPT, (0,))  # type: ignore[arg-type]
-    with pytest.raises(GudaError, match="need a text encoder"):
+    with refused("text-encoder-missing"):
         make_anchor("weighted", WORDS, "f", ["a"], None, AnchorsConfig())
 
 
 def test_what_is_refused() -> None:
     for strategy in ("weighted", "removed"):
-        with pytest.raises(GudaError, match="'f' is to be forgotten and cannot be an anchor"):
+        with refused("anchor-style-forgotten", match="'f' is to be forgotten and cannot be an anchor"):
             anchor(strategy, retain="af")
-        with pytest.raises(GudaError, match="no descriptors of style 'z'"):
+        with refused("style-unknown", match="no descriptors of style 'z'"):
             anchor(strategy, retain="az")
-        with pytest.raises(GudaError, match="at least two styles"):
+        with refused("anchor-styles-too-few"):
             anchor(strategy, retain="")
-    with pytest.raises(GudaError, match="has 3 descriptors, an anchor takes 4"):
+    with refused("descriptors-too-few", match="has 3 descriptors, an anchor takes 4"):
         anchor(n_descriptors=4)
-    with pytest.raises(GudaError, match="'a dog' cannot be read"):
+    with refused("prompt-unparsable", match="'a dog' cannot be read"):
         anchor().draw("a dog", (0,))
     assert len(parse(anchor(n_descriptors=2).draw(PROMPT, (0,))).descriptors) == 2

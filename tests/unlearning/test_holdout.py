@@ -10,9 +10,9 @@ import torch
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.errors import GudaError
 from guda.unlearning.student import BATCHES, Patience, Student, split
 from guda.unlearning.unlearn import OPERATORS, Batch, Operator, UnlearnConfig, make_samplers, unlearn_group
+from refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_split_is_keyed_complete_and_of_the_asked_size() -> None:
 
 @pytest.mark.parametrize("share", [0.01, 0.99])
 def test_a_share_that_leaves_one_side_empty_is_refused(share: float) -> None:
-    with pytest.raises(GudaError, match=r"holdout = .* of the 10 forget images"):
+    with refused("holdout-invalid", match=r"holdout = .* of the 10 forget images"):
         split(np.arange(10), share, "forget", 0)
 
 

@@ -237,10 +237,10 @@ def status(run: RunFolder, as_json: Json = False) -> None:
 
 def methods(as_json: Json = False) -> None:
     """List every method: its id, what it does and the unit of its scores."""
-    from guda.methods.base import known_methods
+    from guda.methods.base import METHODS
     from guda.table import Column, Table
 
-    value = {name: {"unit": cls.unit, "summary": cls.summary} for name, cls in sorted(known_methods().items())}
+    value = {name: {"unit": cls.unit, "summary": cls.summary} for name, cls in sorted(METHODS.items())}
     table = Table.of(
         "Methods",
         ("method", Column("unit", align="left"), Column("what it does", align="left")),

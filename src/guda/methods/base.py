@@ -1,11 +1,11 @@
 """A method: fit once, then score any picture.
 
-    fit(run)            -> tasks whose files are the method's artifact
-    score(run, queries) -> tasks whose files its scores need
-    scores(run, queries)-> Scores, arithmetic on finished files
+    fit()            -> tasks whose files are the method's artifact
+    score(queries)   -> tasks whose files its scores need
+    scores(queries)  -> Scores, arithmetic on finished files
 
-LOGO, every unlearning operator and every baseline share this, so a comparison is a loop and a plug-in is one file:
-decorate a class with `@method("my-id")`, or name its module under the entry-point group `guda.methods`.
+LOGO, every unlearning operator and every baseline share this, so a comparison is a loop and a plug-in is one file: a
+class decorated with `@method("my-id")`, in a module named in METHODS or under the entry-point group `guda.methods`.
 """
 
 from __future__ import annotations
@@ -111,10 +111,6 @@ METHODS = Registry[type[Method]](
     ],
 )  # fmt: skip
 method = METHODS.register  # decorator: a method under its id
-
-
-def known_methods() -> Mapping[str, type[Method]]:
-    return METHODS
 
 
 def make_method(run: Run, name: str, settings: Mapping[str, Any], where: str = "") -> Method:

@@ -152,7 +152,7 @@ def _model_digest(run: Run) -> str:
 
 
 def _about(method: str) -> str:
-    from guda.methods.base import known_methods
+    from guda.methods.base import METHODS
 
-    found: Any = known_methods().get(method)
+    found: Any = METHODS.get(method)
     return found.summary if found else ""

@@ -15,7 +15,7 @@ from typing import Any
 from guda.config import parse_config
 from guda.diffusion.likelihood import evals
 from guda.errors import GudaError
-from guda.methods.base import Method, get_method, known_methods
+from guda.methods.base import METHODS, Method, get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.regroup import pairs_of, placebos_of, takes_placebos
 from guda.report.reproduce import FULL, Reproduction, scaled_recipe
@@ -119,7 +119,7 @@ def _sweep(sweep: Ablation, name: str, sketch: Sketch, value: dict[str, Any]) ->
     """Fits of all settings and groups, with their scoring; null of methods that fit no model per group."""
     cells = [(axis.axis, v) for axis in sweep.axes for _, v in axis.labelled()]
     what = f"ablation {name} ({len(cells)} settings of {sweep.method})"
-    cls = known_methods()[sweep.method]
+    cls = METHODS[sweep.method]
     if not cls.unlearns:
         return Budget(what, None)
     base = sketch.recipe.methods.get(sweep.method, {}) if sweep.base == "recipe" else sweep.base

@@ -16,7 +16,7 @@ import torch
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, Mismatch
 from guda.files import atomic_folder, read_header, read_tensors
-from guda.methods.base import get_method, known_methods
+from guda.methods.base import METHODS, get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.posterior import RULE
 from guda.methods.regroup import fitted_placebos, pair_files
@@ -46,7 +46,7 @@ class Stored:
 
 def _files(run: Run) -> list[str]:
     """Stored by methods that keep counterfactuals, whatever their settings were; samples are artifacts too."""
-    keepers = {name for name, cls in known_methods().items() if cls.counterfactuals}
+    keepers = {name for name, cls in METHODS.items() if cls.counterfactuals}
     found = [p.relative_to(run.root) for files in (FILES, RULE) for p in run.path("artifacts").rglob(files)]
     return sorted(str(p) for p in found if p.parts[1].rpartition("-")[0] in keepers)
 
@@ -54,7 +54,7 @@ def _files(run: Run) -> list[str]:
 def _expected(run: Run) -> dict[str, str]:
     """File -> group, of everything the methods look for with the run's settings."""
     names: dict[str, str] = {}
-    for name in known_methods():
+    for name in METHODS:
         method = get_method(run, name)
         if not has_counterfactuals(method):
             continue

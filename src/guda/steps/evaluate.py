@@ -13,7 +13,7 @@ from guda.evaluation.ceiling import Comparison, compare, query_noise_floor
 from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.evaluation.separation import separation
 from guda.files import write_json
-from guda.methods.base import Method, get_method, known_methods
+from guda.methods.base import METHODS, Method, get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.regroup import placebos_of, takes_placebos
 from guda.methods.terms import load_queries, terms_folder
@@ -112,8 +112,8 @@ def run_oracle(run: Run) -> ElboMethod:
 def _checked(run: Run, name: str) -> tuple[Queries, ElboMethod, list[Method]]:
     config = run.recipe.evaluation
     oracle = run_oracle(run)
-    if config.reference is not None and config.reference not in known_methods():
-        known = ", ".join(known_methods())
+    if config.reference is not None and config.reference not in METHODS:
+        known = ", ".join(METHODS)
         raise GudaError("method-unknown", f"evaluation.reference = {config.reference!r} is no method; known: {known}")
     queries = load_queries(run, name)
     methods = [get_method(run, m) for m in scored_methods(run, name) if m != config.against]

@@ -9,7 +9,7 @@ from guda.engine.loop import Watcher
 from guda.engine.processes import Workers, run_tasks
 from guda.engine.ray import RayOptions, RayWorkers, import_ray, run_on_ray
 from guda.errors import GudaError
-from guda.methods.base import get_method, known_methods
+from guda.methods.base import METHODS, get_method
 from guda.methods.regroup import placebos_of, takes_placebos
 from guda.run.data import load_prompts, prompt_files
 from guda.run.models import full_name, full_tasks, need_training
@@ -95,13 +95,13 @@ def sample(run: Run, engine: Engine) -> str:
 
 def fitted_methods(run: Run) -> list[str]:
     """Methods with a finished artifact: the recipe's, then others."""
-    names = [*run.recipe.methods, *(m for m in known_methods() if m not in run.recipe.methods)]
+    names = [*run.recipe.methods, *(m for m in METHODS if m not in run.recipe.methods)]
     return [m for m in names if (m != "logo" or run.recipe.training) and _set(run, m) and get_method(run, m).fitted()]
 
 
 def _set(run: Run, name: str) -> bool:
     """Whether its settings are known: a method that needs some to be given is fitted only where a recipe gives them."""
-    fields = known_methods()[name].Config.model_fields.values() if name in known_methods() else ()
+    fields = METHODS[name].Config.model_fields.values() if name in METHODS else ()
     return name in run.recipe.methods or not any(f.is_required() for f in fields)
 
 

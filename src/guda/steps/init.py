@@ -14,7 +14,7 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import build_denoiser
 from guda.errors import GudaError
 from guda.files import atomic_folder
-from guda.methods.base import get_method, known_methods
+from guda.methods.base import METHODS, get_method
 from guda.methods.terms import load_queries
 from guda.run import progress
 from guda.run.data import load_data
@@ -39,17 +39,17 @@ def init(
     recipe names, where it is in memory already; a model is saved to `model.path` if nothing is there."""
     address, root, recipe = root, here(root), _absolute(recipe)
     for name in recipe.methods:
-        if name not in known_methods():
+        if name not in METHODS:
             raise GudaError(
                 "method-unknown",
-                f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(known_methods()))}",
+                f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(METHODS))}",
             )
-        config = parse_config(known_methods()[name].Config, recipe.methods[name], f"methods.{name}")
+        config = parse_config(METHODS[name].Config, recipe.methods[name], f"methods.{name}")
         for half in (config.tuned, config.rule) if hasattr(config, "tuned") else ():  # a hybrid's methods
-            if half not in known_methods():
+            if half not in METHODS:
                 raise GudaError(
                     "method-unknown",
-                    f"methods.{name}: unknown method {half!r}; known: {', '.join(sorted(known_methods()))}",
+                    f"methods.{name}: unknown method {half!r}; known: {', '.join(sorted(METHODS))}",
                 )
     if root.exists() and not root.is_dir():
         raise GudaError("path-is-file", f"{root} is a file; choose another name for the run folder")
@@ -188,8 +188,7 @@ def _try(model: Denoiser, where: str) -> None:
 def status(run: Run) -> dict[str, Any]:
     """What is done and what is left, as plain JSON."""
     data = load_data(run)
-    known = known_methods()
-    names = [m for m in run.recipe.methods if run.recipe.training or m not in known or not known[m].trains]
+    names = [m for m in run.recipe.methods if run.recipe.training or m not in METHODS or not METHODS[m].trains]
     methods = {}
     for name in names:
         tasks = [t for t in get_method(run, name).fit() if t.stage.partition("/")[0] != "train"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from guda.data.queries import Queries
 from guda.errors import GudaError
-from guda.methods.base import Method, get_method, known_methods
+from guda.methods.base import METHODS, Method, get_method
 from guda.methods.descent import check_descent, descend
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.pilot import pilot_tasks
@@ -253,8 +253,8 @@ def scored_methods(run: Run, queries: str, variant: str | None = None) -> list[s
     """Methods with scores of this set, recipe order first; LOGO's single seeds and reference rows are not methods."""
     folder = run.path("scores", queries) if variant is None else run.path("scores", queries, variant)
     found = {p.stem for p in folder.glob("*.parquet")}
-    names, known = [*run.recipe.methods, *sorted(found)], known_methods()
-    return [m for m in dict.fromkeys(names) if m in found and m in known and known[m].ranks_groups]
+    names = [*run.recipe.methods, *sorted(found)]
+    return [m for m in dict.fromkeys(names) if m in found and m in METHODS and METHODS[m].ranks_groups]
 
 
 def band_shares(run: Run, name: str, method: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from guda import steps
 from guda.errors import GudaError
-from guda.methods.base import known_methods
+from guda.methods.base import METHODS
 from guda.run.run import UPLOAD, Run
 from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
@@ -50,9 +50,8 @@ def results(run: Run) -> list[Stored]:
 def _of(run: Run, queries: str) -> Iterator[Stored]:
     for method in steps.scored_methods(run, queries):
         yield Stored(queries, method, None, steps.scores_path(run, queries, method))
-    known = known_methods()
     for path in sorted(run.path("scores", queries).glob("*/*.parquet")):
-        if path.stem in known and (rule := _rule(path.parent.name)) is not None:
+        if path.stem in METHODS and (rule := _rule(path.parent.name)) is not None:
             yield Stored(queries, path.stem, rule, path)
 
 

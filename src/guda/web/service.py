@@ -19,7 +19,7 @@ from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.engine.inline import run_inline
 from guda.errors import GudaError
-from guda.methods.base import get_method, known_methods
+from guda.methods.base import METHODS, get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.pilot import pilot_tasks
 from guda.methods.race import check_race
@@ -267,7 +267,7 @@ class Service:
 
     @staticmethod
     def about(method: str) -> str:
-        return known_methods()[method].summary if method in known_methods() else ""
+        return METHODS[method].summary if method in METHODS else ""
 
     @property
     def data(self) -> ImageData:

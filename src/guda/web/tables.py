@@ -11,7 +11,7 @@ from guda.errors import GudaError
 from guda.evaluation.results import DatasetEntry, read_entry
 from guda.evaluation.tables import comparison
 from guda.files import read_json
-from guda.methods.base import known_methods
+from guda.methods.base import METHODS
 from guda.run import progress
 from guda.run.run import Run
 from guda.run.samples import set_name
@@ -112,9 +112,8 @@ def _run_row(root: Path, served: bool) -> tuple[str, ...]:
 
 def _made(run: Run) -> list[str]:
     """Methods with a folder of artifacts; whether all of it is there would take reading the data."""
-    known = known_methods()
     names = {p.name.rpartition("-")[0] for p in run.path("artifacts").glob("[!.]*")}
-    return [m for m in dict.fromkeys([*run.recipe.methods, *sorted(names)]) if m in names and m in known]
+    return [m for m in dict.fromkeys([*run.recipe.methods, *sorted(names)]) if m in names and m in METHODS]
 
 
 def _state(run: Run) -> str:
