@@ -20,6 +20,7 @@ from guda.config import Config, parse_config
 from guda.data.queries import Queries
 from guda.files import digest
 from guda.registry import Registry
+from guda.run.data import scored_groups
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
@@ -63,13 +64,13 @@ class Method(ABC):
         """The bare scores [Q, G] counting each of `bands` only, without errors and ranks, which cost more."""
         return [self.scores(queries, b).score for b in bands]
 
-    @abstractmethod
     def fit_evals(self) -> float:
-        """Evaluation units per group, without theta_full."""
+        """Evaluation units per group, without theta_full: by default of all tasks that train no model."""
+        return sum(task.cost for task in self.fit() if not task.trains) / len(scored_groups(self.run))
 
-    @abstractmethod
     def score_evals(self) -> float:
-        """Evaluation units per query."""
+        """Evaluation units per query; by default no network is evaluated."""
+        return 0.0
 
     def artifact(self, **identity: Any) -> str:
         """Folder of what `fit` makes, named after the settings that made it."""

@@ -29,7 +29,7 @@ from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.files import digest, write_tensors
 from guda.methods.base import Method, make_method, method
-from guda.methods.features import STALE, FeatureStore, error_name, error_tasks, errors
+from guda.methods.features import STALE, FeatureStore, error_tasks, errors
 from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
 from guda.run.models import architecture, full_tasks, model_digest, resolve
@@ -212,17 +212,10 @@ class Gradient(Method):
 
     def fit_stages(self) -> list[str]:
         """Features and residuals are shared, and each method that needs them would have to make them."""
-        shared = [f"fit/{store.name}" for store in self.stores()]
-        shared += [f"fit/{error_name(*self._errors(store))}" for store in self.stores() if self._weighted]
-        return [f"fit/{self.method_id}", *dict.fromkeys(shared)]
+        return list(dict.fromkeys(task.stage for task in self.fit() if not task.trains))
 
     def score_stages(self, queries: str, terms: str) -> list[str]:
         return [f"score/{queries}/{self.method_id}", *(self._asked(s).query_stage(queries) for s in self.stores())]
-
-    def fit_evals(self) -> float:
-        n, groups = load_data(self.run).n, len(scored_groups(self.run))
-        per_image = self.stores()[0].evals + (self.config.residual_timesteps if self._weighted else 0)
-        return float(n * per_image * len(self.stores()) / groups)
 
     def score_evals(self) -> float:
         return self.stores()[0].evals * len(self.stores())

@@ -24,7 +24,7 @@ from guda.files import digest
 from guda.methods.base import method
 from guda.methods.features import FeatureStore
 from guda.methods.gradient import Gradient
-from guda.run.data import prompt_files, scored_groups
+from guda.run.data import prompt_files
 from guda.run.models import load_model, model_digest, model_files, training_inputs
 from guda.run.run import Run
 from guda.run.task import Task
@@ -105,13 +105,6 @@ class Kfac(Gradient):
     @property
     def _curvature_evals(self) -> float:
         return 3.0 * self.config.draws * (2 if self.config.ekfac else 1)
-
-    def fit_stages(self) -> list[str]:
-        made = [f"fit/{self.curvature_file(store).split('/')[1]}" for store in self.stores()]
-        return super().fit_stages() + list(dict.fromkeys(made))
-
-    def fit_evals(self) -> float:
-        return super().fit_evals() + self._curvature_evals * len(self.stores()) / len(scored_groups(self.run))
 
 
 def make_curvature(

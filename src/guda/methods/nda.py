@@ -136,12 +136,6 @@ class Nda(Method):
             sign="higher = the picture may have come from the group",
         )  # fmt: skip
 
-    def fit_evals(self) -> float:
-        return 0.0
-
-    def score_evals(self) -> float:
-        return 0.0
-
 
 def chosen(data: ImageData, per_group: int | None) -> tuple[np.ndarray, list[np.ndarray]]:
     """The training images that represent the groups, and each group's positions among them."""
@@ -155,19 +149,15 @@ def steps(schedule: Schedule, fractions: tuple[float, ...]) -> list[int]:
 
 
 def fit_choice(run: Run, config: dict[str, Any]) -> None:
-    method, data = _nda(run, config), load_data(run)
+    method, data = Nda(run, Nda.id, parse_config(NdaConfig, config, Nda.id)), load_data(run)
     method.check()  # a trial comes here directly
     used, _ = chosen(data, method.config.per_group)
     value = {"steps": steps(run_schedule(run), method.config.t), "images": [data.ids[i] for i in used]}
     write_json(run.path(method._choice), value)
 
 
-def _nda(run: Run, config: dict[str, Any]) -> Nda:
-    return Nda(run, "nda", parse_config(NdaConfig, config, "nda"))
-
-
 def score_shard(run: Run, config: dict[str, Any], queries: str, shard: int) -> None:
-    method, given = _nda(run, config), load_queries(run, queries)
+    method, given = Nda(run, Nda.id, parse_config(NdaConfig, config, Nda.id)), load_queries(run, queries)
     data, schedule = load_data(run), run_schedule(run)
     part = query_shard(given, shard, run.recipe.scoring.shard)
     used, _ = chosen(data, method.config.per_group)

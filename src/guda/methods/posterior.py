@@ -46,9 +46,6 @@ class PosteriorMethod(ElboMethod):
             )
         ]  # fmt: skip
 
-    def fit_evals(self) -> float:
-        return 0.0
-
 
 def fit_file(run: Run, config: dict[str, Any], file: str) -> None:
     found: RuleConfig = parse_config(RuleConfig, config, "posterior")

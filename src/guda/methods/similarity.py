@@ -171,12 +171,6 @@ class Similarity(Method):
             sign="higher = looks more like the group",
         )  # fmt: skip
 
-    def fit_evals(self) -> float:
-        return 0.0
-
-    def score_evals(self) -> float:
-        return 0.0
-
 
 # ---- tasks
 def _similarity(run: Run, name: str, config: dict[str, Any]) -> Similarity:

@@ -197,9 +197,6 @@ class Synthesized(Method):
             sign="positive = the images help",
         )  # fmt: skip
 
-    def fit_evals(self) -> float:
-        return (self._pass_evals * self.config.fisher_passes + self._losses_evals) / len(scored_groups(self.run))
-
     def score_evals(self) -> float:
         return self._ascent_evals + self._after_evals
 

@@ -47,14 +47,9 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
         notes.append(f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter.")
     found = replace(found, note=" ".join(notes))
     costs, figures = {}, {}
-    terms = terms_folder(run).removeprefix("terms/")
     for method in [*methods, oracle]:
         m = method.method_id
-        costs[m] = Cost(
-            fit_evals=method.fit_evals(), fit_seconds=stage_seconds(run, method.fit_stages()),
-            score_evals=method.score_evals(),
-            score_seconds=stage_seconds(run, method.score_stages(name, terms)),
-        )  # fmt: skip
+        costs[m] = method_cost(run, name, method)
         if method is not oracle and method.fit_evals() > 0:
             figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / method.fit_evals()
             # other methods may have steps too, but not of a training
@@ -74,6 +69,14 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
     write_json(run.path("scores", name, "evaluation.json"), value)
     write_json(run.path("evaluation.json"), value)
     return entry
+
+
+def method_cost(run: Run, queries: str, method: Method) -> Cost:
+    terms = terms_folder(run).removeprefix("terms/")
+    return Cost(
+        fit_evals=method.fit_evals(), fit_seconds=stage_seconds(run, method.fit_stages()),
+        score_evals=method.score_evals(), score_seconds=stage_seconds(run, method.score_stages(queries, terms)),
+    )  # fmt: skip
 
 
 def stage_seconds(run: Run, stages: list[str]) -> float | None:

@@ -28,13 +28,13 @@ from guda.methods.likelihood import (
     seed_values,
     solved,
 )
-from guda.methods.terms import load_queries, terms_folder
+from guda.methods.terms import load_queries
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.drift import SUBTRACTED
 from guda.scoring.scores import Scores
-from guda.steps.evaluate import run_oracle, stage_seconds
+from guda.steps.evaluate import method_cost, run_oracle, stage_seconds
 from guda.steps.fit import Engine, check_fitted
 from guda.steps.score import scored_methods, up_to_date
 
@@ -155,9 +155,9 @@ def _oracles(
     rows = {m.method_id: elbo[m.method_id] for m in others}
     rows |= {m + BY_LOG_P: log_p[m] for m in list(rows) if m in log_p}
     golds = {"elbo": (elbo, scores[CEILING].estimand), "likelihood": (log_p, estimand(run))}
-    costs = {m.method_id: _cost(run, queries.name, m) for m in others}
+    costs = {m.method_id: method_cost(run, queries.name, m) for m in others}
     costs |= {m.method_id + BY_LOG_P: _log_p_cost(run, queries.name, m) for m in others if m.method_id in log_p}  # type: ignore[arg-type]
-    own = {"elbo": _cost(run, queries.name, oracle), "likelihood": _log_p_cost(run, queries.name, oracle)}
+    own = {"elbo": method_cost(run, queries.name, oracle), "likelihood": _log_p_cost(run, queries.name, oracle)}
     reference = config.reference if config.reference in rows else None
     rounds = {"elbo": None, "likelihood": by_seed}
     if run.recipe.scoring.rounds > 1:
@@ -174,17 +174,7 @@ def _oracles(
     return found
 
 
-def _cost(run: Run, queries: str, found: Method) -> Cost:
-    terms = terms_folder(run).removeprefix("terms/")
-    return Cost(
-        fit_evals=found.fit_evals(), fit_seconds=stage_seconds(run, found.fit_stages()),
-        score_evals=found.score_evals(), score_seconds=stage_seconds(run, found.score_stages(queries, terms)),
-    )  # fmt: skip
-
-
 def _log_p_cost(run: Run, queries: str, found: ElboMethod) -> Cost:
     stage = f"likelihood/{queries}/{found.method_id}/{likelihood_folder(run).removeprefix('likelihood/')}"
-    return Cost(
-        fit_evals=found.fit_evals(), fit_seconds=stage_seconds(run, found.fit_stages()),
-        score_evals=likelihood_evals(found), score_seconds=stage_seconds(run, [stage]),
-    )  # fmt: skip
+    scoring = {"score_evals": likelihood_evals(found), "score_seconds": stage_seconds(run, [stage])}
+    return method_cost(run, queries, found).model_copy(update=scoring)
