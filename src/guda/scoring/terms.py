@@ -9,12 +9,13 @@ resume. The error of an antithetic draw is the mean over its two halves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from guda.blocks import blocks
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import KeyedNoise
@@ -59,14 +60,6 @@ def make_draws(denoiser: Denoiser, x0: torch.Tensor, ids: Sequence[str], plan: P
     return Draws(t, eps, x_t, x0)
 
 
-def _blocks(n: int, size: int) -> Iterator[tuple[slice, slice | torch.Tensor]]:
-    """(where the results go, which inputs go in); a short last block repeats its last input to keep the shape."""
-    for start in range(0, n, size):
-        stop = start + size
-        whole = slice(start, stop)  # a view, no copy
-        yield slice(start, min(stop, n)), whole if stop <= n else torch.arange(start, stop).clamp_(max=n - 1)
-
-
 def squared_errors(denoiser: Denoiser, draws: Draws, block: int, cond: Cond | None = None) -> np.ndarray:
     """float64 [Q, S]: ||eps - eps_hat||^2, or ||x_0 - x0_hat||^2 at timesteps without signal."""
     return all_squared_errors(denoiser, draws, block, cond)[0]
@@ -82,16 +75,17 @@ def all_squared_errors(denoiser: Denoiser, draws: Draws, block: int, cond: Cond 
     zero_snr = torch.from_numpy(denoiser.schedule.zero_snr)[t]
     parts = []
     device = denoiser.device
-    for where, index in _blocks(len(t), block):
-        x_b, t_b = x_t[index].to(device), t[index].to(device)
+    for rows in blocks(len(t), block):
+        x_b, t_b = rows.take(x_t).to(device), rows.take(t).to(device)
+        owner_b, zero_b = rows.take(owner), rows.take(zero_snr)
         squares = []
-        for raw in denoiser.raws(x_b, t_b, cond[owner[index]].to(device) if cond is not None else None):
-            error = denoiser.schedule.to_eps(raw, x_b, t_b) - eps[index].to(device)
-            if bool(zero_snr[index].any()):
-                x0_error = denoiser.schedule.to_x0(raw, x_b, t_b) - draws.x0[owner[index]].to(device)
-                error = torch.where(zero_snr[index].to(device)[:, None, None, None], x0_error, error)
+        for raw in denoiser.raws(x_b, t_b, cond[owner_b].to(device) if cond is not None else None):
+            error = denoiser.schedule.to_eps(raw, x_b, t_b) - rows.take(eps).to(device)
+            if bool(zero_b.any()):
+                x0_error = denoiser.schedule.to_x0(raw, x_b, t_b) - draws.x0[owner_b].to(device)
+                error = torch.where(zero_b.to(device)[:, None, None, None], x0_error, error)
             squares.append(error.double().square().flatten(1).sum(1).cpu().numpy())
-        parts.append(np.stack(squares)[:, : where.stop - where.start])
+        parts.append(np.stack(squares)[:, : rows.n])
     out = np.concatenate(parts, axis=1)
     if not np.isfinite(out).all():
         bad = int(t[int(np.argwhere(~np.isfinite(out))[0, 1])])
