@@ -12,11 +12,13 @@ import torch
 from PIL import Image
 
 import guda
+import tiny_pipelines
 from guda.config import ModelConfig
 from guda.data.images import ImageData
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import build_denoiser
+from guda.run.data import load_prompts
 from guda.scoring.scores import Scores
 
 COLUMNS = ("score", "stderr", "lo", "hi", "rank", "rank_lo", "rank_hi", "p_first", "n_evals")
@@ -119,6 +121,26 @@ def test_every_kind_of_method_answers_from_python(
     )
     assert (found.method, found.queries, found.groups) == (method, queries.ids, ("a", "b", "c"))
     assert_same(guda.open(tmp_path / "run").scores(method), Scores.read(_written(found, tmp_path)))
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_text_to_image_models_answer_from_python(by_path: bool, tmp_path: Path) -> None:
+    folder = tiny_pipelines.save("sd", tmp_path / "sd")
+    rng = np.random.default_rng(0)
+    for name in (f"{style}/{thing}/{i}.png" for style in "AB" for thing in ("Cats", "Dogs") for i in range(2)):
+        (tmp_path / "art" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (16, 16, 3), np.uint8)).save(tmp_path / "art" / name)
+    model, data = Denoiser.from_pretrained(folder), ImageData.from_folder(tmp_path / "art", content_by="level:2")
+    pictures = rng.integers(0, 255, (3, 3, 16, 16), np.uint8)
+    queries = Queries.from_arrays(pictures, prompts=["a cat", "a dog", "a cat"])
+    options = {"steps": 1, "batch_forget": 2, "batch_retain": 2, "store": "fp32"}
+    given = (folder, tmp_path / "art") if by_path else (model, data)
+    found = guda.attribute(*given, queries, "anchors-removed", options=options, folder=tmp_path / "run", strata=2)
+    assert found.groups == ("A", "B")
+    assert (tmp_path / "run" / "models" / "given").exists() != by_path
+    prompts = load_prompts(guda.open(tmp_path / "run").run)
+    bank = guda.unlearn(model, data, "anchors-removed", prompts=prompts, **options)
+    assert_same(guda.attribute(model, bank, queries, strata=2), Scores.read(_written(found, tmp_path)))
 
 
 def test_a_bank_from_disk_has_no_training_images(parts: tuple[Denoiser, ImageData, Queries], tmp_path: Path) -> None:

@@ -276,7 +276,8 @@ class Latents:
 
 
 def encode_all(denoiser: Denoiser, images: np.ndarray, flips: bool = False) -> Latents:
-    x0 = denoiser.encode(images)
+    # a VAE may answer in another memory layout, for which kernels give other last bits than for latents from a file
+    x0 = denoiser.encode(images).contiguous()
     if denoiser.frozen is None or denoiser.frozen.shape == denoiser.frozen.image_shape or not flips:
         return Latents(x0)
-    return Latents(x0, denoiser.encode(images[..., ::-1]))
+    return Latents(x0, denoiser.encode(images[..., ::-1]).contiguous())
