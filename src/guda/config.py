@@ -1,3 +1,5 @@
+"""The sections of a recipe as frozen configs. A field's description is its documentation and the help of its option."""
+
 from __future__ import annotations
 
 from pathlib import Path
