@@ -191,9 +191,14 @@ class QueriesConfig(Config):
 
 
 class ScoringConfig(Config):
-    estimand: Literal["elbo", "paper"] = Field(
+    estimand: Literal["elbo", "path", "paper"] = Field(
         "elbo",
-        description="elbo: unbiased for the sum over 1..t_max; paper: the raw sum over the paper's grid.",
+        description="elbo: ELBO difference, unbiased for the sum over 1..t_max; path: path divergence, the same sum "
+        "without its cross term; paper: the raw sum of ELBO differences over the paper's grid.",
+    )
+    excess: bool = Field(
+        False,
+        description="Score against the average of the run's own samples: path as a log ratio, elbo as a difference.",
     )
     stride: int = Field(10, gt=0, description="Grid spacing of `paper`.")
     plan: Literal["importance", "stratified", "uniform"] = Field(

@@ -17,6 +17,7 @@ import numpy as np
 
 from guda.data.groups import Groups
 from guda.data.queries import Queries
+from guda.methods.average import average_pictures, make_excess
 from guda.methods.base import Method
 from guda.methods.terms import ModelRef, run_scorer, score_tasks
 from guda.run.data import load_data, scored_groups
@@ -26,6 +27,7 @@ from guda.run.task import Task
 from guda.scoring import scorer
 from guda.scoring.bands import Bands
 from guda.scoring.drift import Drift
+from guda.scoring.excess import Excess
 from guda.scoring.scores import Scores
 from guda.unlearning.bank import file_name
 
@@ -103,11 +105,21 @@ class ElboMethod(Method):
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         models = [m for m in self.models() if m.key not in planned]
         planned.update(m.key for m in models)
-        return score_tasks(self.run, queries, models, self.method_id)
+        tasks = score_tasks(self.run, queries, models, self.method_id)
+        return tasks + (self.average_tasks(planned, queries) if self.run.recipe.scoring.excess else [])
 
-    def reader(self, queries: Queries, bands: Bands | None = None) -> Reader:
+    def average_tasks(self, planned: set[str], queries: Queries | None = None) -> list[Task]:
+        """What evaluates its models on the average's pictures, unless these are the queries."""
+        pictures = average_pictures(self.run)
+        if queries is not None and pictures.digest == queries.digest:
+            return []
+        models = [m for m in self.models() if f"{pictures.name}:{m.key}" not in planned]
+        planned.update(f"{pictures.name}:{m.key}" for m in models)
+        return score_tasks(self.run, pictures, models, self.method_id)
+
+    def reader(self, queries: Queries, bands: Bands | None = None, estimand: str | None = None) -> Reader:
         """Reads each model's terms once, however many scores are made of them."""
-        return run_scorer(self.run).reader(queries, self.run.recipe.scoring.rounds, bands)
+        return run_scorer(self.run, estimand=estimand).reader(queries, self.run.recipe.scoring.rounds, bands)
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         return self.combine(queries, self.sets(), self.method_id, self.reader(queries, bands), bands)
@@ -127,13 +139,21 @@ class ElboMethod(Method):
         """What is subtracted from every score of a group; only unlearned models have it, and only when asked."""
         return None
 
+    def excess(self, queries: Queries, sets: list[Set], bands: Bands | None = None) -> Excess:
+        """What the average picture scores by these sets."""
+        pictures = average_pictures(self.run)
+        d = self.contributions(sets, self.reader(pictures, bands))
+        return make_excess(self.run, queries, d, pictures)
+
     def contributions(self, sets: list[Set], read: Reader) -> np.ndarray:
         """Paired nats [R, Q, G, S], the mean over sets."""
         return scorer.contributions(sets, self.groups, read, self.shares)
 
     def combine(self, queries: Queries, sets: list[Set], name: str, read: Reader, bands: Bands | None) -> Scores:
+        wanted = self.run.recipe.scoring.excess
         return scorer.combine(
-            self.contributions(sets, read), run_plan(self.run), sum(scorer.networks(sets)), bands, self.drift(bands),
+            self.contributions(sets, read), read.scorer, sum(scorer.networks(read.scorer, sets)), bands,
+            self.excess(queries, sets, bands) if wanted else self.drift(bands),
             method=name, unit=self.unit, queries=queries.ids, groups=self.groups,
         )  # fmt: skip
 
@@ -142,7 +162,7 @@ class ElboMethod(Method):
 
     def _values(self, sets: list[Set], read: Reader, bands: Sequence[Bands]) -> list[np.ndarray]:
         """The terms are read once for all bands."""
-        d, t = self.contributions(sets, read), read(sets[0][0]).t
+        d, t = self.contributions(sets, read), read.times(sets)
         T = run_schedule(self.run).T
         found = [(d * b.factors(T)[t][:, :, None]).mean(axis=0).sum(axis=-1) for b in bands]
         drifts = [self.drift(b) for b in bands]
@@ -160,7 +180,7 @@ class ElboMethod(Method):
 
     def networks(self) -> tuple[int, int]:
         """(shared, each): one draw of n groups costs shared + each n network evaluations."""
-        return scorer.networks(self.sets())
+        return scorer.networks(run_scorer(self.run), self.sets())
 
     def score_evals(self) -> float:
         shared, each = self.networks()

@@ -102,9 +102,9 @@ def leakage(score: np.ndarray, group: np.ndarray, n_groups: int) -> tuple[np.nda
 
 def measure_health(method: ElboMethod, images: Reference) -> Health:
     """From finished terms."""
-    run, sets, read = method.run, method.sets(), method.reader(images.queries)
+    run, sets, read = method.run, method.sets(), method.reader(images.queries, estimand="elbo")
     names = method.groups
-    d, t = method.contributions(sets, read), read(sets[0][0]).t
+    d, t = method.contributions(sets, read), read.times(sets)
     score = d.mean(axis=0).sum(axis=-1)
     place = {method.number(name): k for k, name in enumerate(names)}
     group = np.array([place[int(k)] for k in images.group])

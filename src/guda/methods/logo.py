@@ -62,11 +62,14 @@ class Logo(ElboMethod):
         # a LOGO model is a set of weights of its own; "base" only lends the architecture, whatever `own_full` says
         return {
             seed: (
-                ModelRef(full_name(seed) if self.config.own_full else "base"),
-                {g: ModelRef("base", self.file(g, seed)) for g in self.groups},
+                ModelRef(self._full(seed)),
+                {g: ModelRef("base", self.file(g, seed), against=self._full(seed)) for g in self.groups},
             )
             for seed in self.config.seeds
         }
+
+    def _full(self, seed: int) -> str:
+        return full_name(seed) if self.config.own_full else "base"
 
     def sets(self) -> list[Set]:
         return list(self.seed_sets().values())

@@ -9,7 +9,7 @@ from guda.methods.base import Method, get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_counterfactual
 from guda.run.models import load_model
-from guda.run.plan import FILE, needs_pilot, write_pilot
+from guda.run.plan import needs_pilot, pilot_file, write_pilot
 from guda.run.run import Run
 from guda.run.settings import run_settings
 from guda.run.task import Task
@@ -33,7 +33,7 @@ def pilot_tasks(run: Run, methods: Sequence[Method]) -> list[Task]:
     return [
         Task(
             name=f"pilot on {chosen.method_id}", stage="pilot", fn="guda.methods.pilot:make_pilot",
-            args={"method": chosen.method_id}, makes=(FILE,),
+            args={"method": chosen.method_id}, makes=(pilot_file(run),),
             needs=tuple(sorted({p for m in chosen.sets()[0][1].values() for p in m.needs(run)})),
             cost=float(2 * POINTS * IMAGES * models),
         )

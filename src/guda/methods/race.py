@@ -47,8 +47,10 @@ def iter_rounds(
         work(_tasks(method, queries, rule, round_, scorer, name), f"race {queries.name}, round {round_[0] + 1}")
 
     yield from race_rounds.iter_rounds(
-        scorer, queries, sets, rule, evaluate, screened, method.shares, method=method.method_id, unit=method.unit
-    )
+        scorer, queries, sets, rule, evaluate, screened, method.shares,
+        method.excess(queries, sets) if method.run.recipe.scoring.excess else None,
+        method=method.method_id, unit=method.unit,
+    )  # fmt: skip
 
 
 def check_race(method: Method) -> ElboMethod:
@@ -77,6 +79,12 @@ def _race_key(method: ElboMethod, rule: StopRule, sets: list[Set], screened: Scr
     models = [m.key for full, groups in sets for m in (full, *groups.values())]
     weighing = [] if len(sets) == 1 else [method.config.model_dump(mode="json")]
     begun = [] if screened is None else [np.packbits(screened.start).tobytes().hex()]
+    scoring = method.run.recipe.scoring
+    begun += (
+        [scoring.estimand, "excess" if scoring.excess else "plain"]
+        if scoring.estimand == "path" or scoring.excess
+        else []
+    )
     places = [rule.top] if rule.confidence is None and rule.top > 1 else []  # which the rule's name tells otherwise
     return digest([rule.name, *models, *weighing, *begun, *places])
 
@@ -87,7 +95,7 @@ def _tasks(
     run, (number, wanted), size = method.run, round_, scorer.shard
     tasks = []
     for i, shard in enumerate(shard_names(queries, size)):
-        here = wanted_models(method.sets(), wanted[i * size : (i + 1) * size])
+        here = wanted_models(scorer, method.sets(), wanted[i * size : (i + 1) * size])
         pieces = portions(here)
         for piece, these in enumerate(pieces):
             which = f"{i}" if len(pieces) == 1 else f"{i}.{piece}"
@@ -100,10 +108,21 @@ def _tasks(
                           "models": [[*m.as_json(), here[m].tolist()] for m in these]},
                     makes=tuple(scorer.part_name(shard, m, number) for m in these),
                     needs=tuple(sorted({p for m in these for p in m.needs(run)})),
-                    cost=float(sum(len(here[m]) for m in these) * scorer.plan.evals_per_round),
+                    cost=float(_networks(scorer, here, these) * scorer.plan.evals_per_round),
                 )
             )  # fmt: skip
     return tasks
+
+
+def _networks(scorer: Scorer[ModelRef], wanted: dict[ModelRef, np.ndarray], models: list[ModelRef]) -> int:
+    """Network evaluations of one draw of every picture that wants them."""
+    if not scorer.path:
+        return sum(len(wanted[m]) for m in models)
+    own = {m: wanted[m] for m in models if m.family is None}
+    references = {m.reference for m in own}
+    return sum(map(len, own.values())) + sum(
+        len(np.unique(np.concatenate([at for m, at in own.items() if m.reference == r]))) for r in references
+    )
 
 
 def race_shard(run: Run, queries: str, shard: int, round: int, race: str, models: list[Any]) -> None:

@@ -53,10 +53,10 @@ def reference_tasks(method: ElboMethod, images: Reference, planned: set[str]) ->
     """What evaluates the method's models on the reference images; `planned` as of `Method.score`."""
     models = [m for m in method.models() if f"{images.queries.name}:{m.key}" not in planned]
     planned.update(f"{images.queries.name}:{m.key}" for m in models)
-    return score_tasks(method.run, images.queries, models, method.method_id)
+    return score_tasks(method.run, images.queries, models, method.method_id, "elbo")
 
 
 def reference_scores(method: ElboMethod, images: Reference, bands: Bands | None = None) -> np.ndarray:
     """Nats [images, groups], drift and all, from finished terms."""
-    d = method.contributions(method.sets(), method.reader(images.queries, bands))
+    d = method.contributions(method.sets(), method.reader(images.queries, bands, "elbo"))
     return np.asarray(d.mean(axis=0).sum(axis=-1))

@@ -22,9 +22,7 @@ from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.run.settings import run_settings
 from guda.run.task import Task
-from guda.scoring.bands import Bands
 from guda.scoring.scorer import Scorer, families, shard_names
-from guda.scoring.terms import Terms
 from guda.unlearning.bank import Counterfactual, Workbench
 from guda.unlearning.rule import Rule, RuledDenoiser, read_rule
 
@@ -40,6 +38,7 @@ class ModelRef:
     base: str  # name of a full model, see run/models.py
     counterfactual: str | None = None  # file, relative to the run
     member: int | None = None  # which group, where one file is the rule of all (unlearning/rule.py)
+    against: str | None = None  # the full model it is compared with, if not its base (retrainings)
 
     @property
     def key(self) -> str:
@@ -54,6 +53,11 @@ class ModelRef:
         """The members of a rule are evaluated together."""
         return None if self.member is None else (self.base, self.counterfactual)
 
+    @property
+    def reference(self) -> ModelRef | None:
+        """The full model that a counterfactual came from."""
+        return None if self.counterfactual is None else ModelRef(self.against or self.base)
+
     def identity(self, run: Run) -> str:
         """Changes with the weights."""
         base = model_digest(run, self.base)
@@ -63,10 +67,11 @@ class ModelRef:
         return digest([base, _file_digest(run, self.counterfactual), *told])
 
     def as_json(self) -> list[Any]:
-        return [self.base, self.counterfactual, self.member]
+        return [self.base, self.counterfactual, self.member, *([] if self.against is None else [self.against])]
 
     def needs(self, run: Run) -> tuple[str, ...]:
-        return model_files(run, self.base) + ((self.counterfactual,) if self.counterfactual else ())
+        files = model_files(run, self.base) + ((self.counterfactual,) if self.counterfactual else ())
+        return files if self.against is None else (*files, *model_files(run, self.against))
 
 
 class Bench:
@@ -143,11 +148,11 @@ def terms_folder(run: Run, race: str | None = None) -> str:
     return f"terms/{name}" if race is None else f"terms/{name}-race-{race}"
 
 
-def run_scorer(run: Run, race: str | None = None) -> Scorer[ModelRef]:
-    """The scorer over the run's folder; `race` as of `terms_folder`."""
+def run_scorer(run: Run, race: str | None = None, estimand: str | None = None) -> Scorer[ModelRef]:
+    """The scorer over the run's folder; `race` as of `terms_folder`, `estimand` other than the recipe's."""
     return Scorer(
         run_plan(run), run_settings(run), run_schedule(run), Bench(run), FolderParts(run.root),
-        run.recipe.scoring.shard, terms_folder(run, race),
+        run.recipe.scoring.shard, terms_folder(run, race), path=(estimand or run.recipe.scoring.estimand) == "path",
     )  # fmt: skip
 
 
@@ -162,9 +167,12 @@ def load_queries(run: Run, name: str) -> Queries:
     return _queries(str(folder), index.stat().st_mtime_ns) if index.is_file() else Queries.load(folder)
 
 
-def score_tasks(run: Run, queries: Queries, models: Sequence[ModelRef], stage: str) -> list[Task]:
+def score_tasks(
+    run: Run, queries: Queries, models: Sequence[ModelRef], stage: str, estimand: str | None = None
+) -> list[Task]:
     """Tasks per shard and portion of the models; together they make every missing part."""
-    config, scorer = run.recipe.scoring, run_scorer(run)
+    config, scorer = run.recipe.scoring, run_scorer(run, estimand=estimand)
+    models = scorer.evaluated(models)
     tasks = []
     for number, shard in enumerate(shard_names(queries, config.shard)):
         size = min(config.shard, queries.n - number * config.shard)
@@ -184,22 +192,18 @@ def score_tasks(run: Run, queries: Queries, models: Sequence[ModelRef], stage: s
                         "queries": queries.name,
                         "shard": number,
                         "models": [m.as_json() for m in these],
+                        **({} if estimand is None else {"estimand": estimand}),
                     },
                     makes=tuple(part for m in these for part in wanted[m]),
                     needs=tuple(sorted({p for m in these for p in m.needs(run)})),
-                    cost=float(len(families(these)) * size * scorer.plan.evals_per_round * config.rounds),
+                    cost=float(scorer.networks(these) * size * scorer.plan.evals_per_round * config.rounds),
                     bytes=len(these) * size * scorer.plan.n_strata * config.rounds * BYTES_PER_TERM,
                 )
             )
     return tasks
 
 
-def score_shard(run: Run, queries: str, shard: int, models: list[list[Any]]) -> None:
+def score_shard(run: Run, queries: str, shard: int, models: list[list[Any]], estimand: str | None = None) -> None:
     config = run.recipe.scoring
     part = load_queries(run, queries).shards(config.shard)[shard]
-    run_scorer(run).evaluate(part, [ModelRef(*m) for m in models], config.rounds, progress.tick)
-
-
-def read_terms(run: Run, queries: Queries, model: ModelRef, bands: Bands | None = None) -> Terms:
-    """All rounds of a fully scored model; `bands` other than None weigh the timesteps."""
-    return run_scorer(run).read(queries, model, run.recipe.scoring.rounds, bands)
+    run_scorer(run, estimand=estimand).evaluate(part, [ModelRef(*m) for m in models], config.rounds, progress.tick)

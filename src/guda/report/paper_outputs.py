@@ -26,7 +26,7 @@ from guda.run.run import Run
 from guda.steps.fit import Engine
 from guda.steps.likelihood import VARIANT
 from guda.steps.queries import choose_queries
-from guda.steps.score import scores_path
+from guda.steps.score import scores_folder, scores_path
 from guda.steps.timing import timings
 from guda.table import Table, write_tables
 
@@ -38,7 +38,7 @@ ANCHORS = ("anchors-weighted", "anchors-uniform", "anchors-removed")
 def write_paper_tables(run: Run, published: str, noisy: Run | None = None) -> list[Path]:
     """RUN/tables/<table>.{md,csv,tex}. `published`: which of the paper's data sets stands beside."""
     queries = choose_queries(run)
-    entry, name = read_entry(run.path("scores", queries, "evaluation.json")), run.recipe.name
+    entry, name = read_entry(scores_folder(run, queries) / "evaluation.json"), run.recipe.name
     same = whole_data(run.recipe) == published
     beside = f"main.{published}"
     costs = timings(run, queries, list(entry.methods))
@@ -85,7 +85,7 @@ def write_figures(run: Run, engine: Engine) -> list[Path]:
     from guda.report.catalogue import figure, with_models
 
     queries = choose_queries(run)
-    entry = read_entry(run.path("scores", queries, "evaluation.json"))
+    entry = read_entry(scores_folder(run, queries) / "evaluation.json")
     others = [m for m in entry.methods if m != CEILING]
     best = sorted(others, key=lambda m: -entry.methods[m].metrics["top1"].mean)[:1]  # none of LOGO alone
     asked: list[tuple[str, str | None]] = [

@@ -49,7 +49,9 @@ def share(figure: Figure) -> str:
 
 def read_evaluation(run: Run, queries: str, n_queries: int, n_groups: int) -> DatasetEntry | None:
     """The stored evaluation of this query set; None if there is none."""
-    path = run.path("scores", queries, "evaluation.json")
+    from guda.steps import scores_folder
+
+    path = scores_folder(run, queries) / "evaluation.json"
     if not path.is_file():
         return None
     try:

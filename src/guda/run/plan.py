@@ -16,7 +16,10 @@ from guda.run.sketch import Sketch
 from guda.scoring.pilot import measure_density
 from guda.scoring.plan import Plan, make_plan
 
-FILE = "pilot.json"
+
+def pilot_file(run: Run) -> str:
+    """What spreads along t is another thing for each estimand."""
+    return "pilot-path.json" if run.recipe.scoring.estimand == "path" else "pilot.json"
 
 
 def run_plan(run: Run) -> Plan:
@@ -24,7 +27,7 @@ def run_plan(run: Run) -> Plan:
     if isinstance(run, Sketch):
         return run.plan
     config = run.recipe.scoring
-    stamp = run.path(FILE).stat().st_mtime_ns if run.has(FILE) else 0
+    stamp = run.path(pilot_file(run)).stat().st_mtime_ns if run.has(pilot_file(run)) else 0
     return _run_plan(str(run.root), config.model_dump_json(), stamp, run)
 
 
@@ -41,24 +44,24 @@ _PLANS: dict[tuple[str, str, int], Plan] = {}
 
 def needs_pilot(run: Run) -> bool:
     config = run.recipe.scoring
-    return config.estimand == "elbo" and config.plan == "importance" and not run.has(FILE)
+    return config.estimand != "paper" and config.plan == "importance" and not run.has(pilot_file(run))
 
 
 def _stored_density(run: Run) -> np.ndarray | None:
     config = run.recipe.scoring
-    if config.estimand != "elbo" or config.plan != "importance":
+    if config.estimand == "paper" or config.plan != "importance":
         return None
-    if not run.has(FILE):
+    if not run.has(pilot_file(run)):
         raise GudaError(
             "pilot-missing", f"{run.root} has no pilot yet; `guda score` makes it, or set scoring.plan: stratified"
         )
-    stored = read_json(run.path(FILE))
+    stored = read_json(run.path(pilot_file(run)))
     if not isinstance(stored, dict) or not isinstance(stored.get("density"), list):
-        raise GudaError("pilot-damaged", f"{run.path(FILE)} is damaged; delete it and score again")
+        raise GudaError("pilot-damaged", f"{run.path(pilot_file(run))} is damaged; delete it and score again")
     if stored.get("base") != (base := model_digest(run, "base")):
         raise Mismatch(
             "pilot-stale",
-            f"{run.path(FILE)} was measured on another model",
+            f"{run.path(pilot_file(run))} was measured on another model",
             stored.get("base"),
             base,
             "delete it, score again",
@@ -71,10 +74,11 @@ def write_pilot(
 ) -> None:
     """Measure and keep."""
     found = measure_density(
-        full, counterfactuals, load_data(run), run.recipe.scoring.seed, block, training_prompts(run)
-    )
+        full, counterfactuals, load_data(run), run.recipe.scoring.seed, block, training_prompts(run),
+        run.recipe.scoring.estimand == "path",
+    )  # fmt: skip
     value = {
         "base": model_digest(run, "base"), "models": list(names), "images": found.images, "evals": found.evals,
         "t": found.t.tolist(), "size": found.size.tolist(), "density": found.density.tolist(),
     }  # fmt: skip
-    write_json(run.path(FILE), value)
+    write_json(run.path(pilot_file(run)), value)

@@ -38,6 +38,10 @@ class Member:
     family: str | None = None  # "rule": all groups come from one evaluation
 
     @property
+    def reference(self) -> Member | None:
+        return None if self.group is None else Member(None)
+
+    @property
     def key(self) -> str:
         return "full" if self.group is None else f"without/{digest(self.group)}"
 
@@ -94,7 +98,8 @@ def _score(
     plan = _plan(model, bank, config, settings, data, prompts)
     bands = None if band is None else Bands.parse(band, model.schedule.T)
     models = BankModels(model, bank)
-    scorer = Scorer(plan, settings, model.schedule, models, MemoryParts(), config.shard)
+    path = config.estimand == "path"
+    scorer = Scorer(plan, settings, model.schedule, models, MemoryParts(), config.shard, path=path)
     sets, method = models.sets(), next(iter(bank.values())).method
     if stop is not None:
         for scores, _ in iter_rounds(  # noqa: B007  the last is the answer
@@ -107,7 +112,7 @@ def _score(
         drift = _drift(scorer, sets, config, need(data, "drift is measured on training images"), prompts, bands)
     d = _paired(scorer, sets, queries, config, bands)
     names = {"method": method, "unit": "nats", "queries": queries.ids, "groups": tuple(bank)}
-    return combine(d, plan, sum(networks(sets)), bands, drift, **names)
+    return combine(d, scorer, sum(networks(scorer, sets)), bands, drift, **names)
 
 
 def need(data: ImageData | None, why: str) -> ImageData:
@@ -120,12 +125,12 @@ def _plan(
     model: Denoiser, bank: Bank, config: ScoringConfig, settings: Settings, data: ImageData | None,
     prompts: Sequence[str] | None,
 ) -> Plan:  # fmt: skip
-    if config.estimand != "elbo" or config.plan != "importance":
+    if config.estimand == "paper" or config.plan != "importance":
         return make_plan(model.schedule, config)
     data = need(data, "the importance plan is measured on training images")
     others = [bank[g].apply(model) for g in list(bank)[:MODELS]]
     with settings.active():
-        measured = measure_density(model, others, data, config.seed, settings.block, prompts)
+        measured = measure_density(model, others, data, config.seed, settings.block, prompts, config.estimand == "path")
     return make_plan(model.schedule, config, measured.density)
 
 

@@ -36,6 +36,8 @@ class Drift:
     mean: np.ndarray  # [G] nats
     cov: np.ndarray  # [G, G] nats^2
     n: np.ndarray  # [G] images behind each
+    suffix: str = SUBTRACTED  # of the estimand's name
+    unit: str | None = None  # of the scores without it, if another
 
     @property
     def stderr(self) -> np.ndarray:

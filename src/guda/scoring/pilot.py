@@ -1,10 +1,11 @@
 """The pilot: where along t the models differ, so that evaluations go there.
 
 On a few training images and a grid of timesteps, one antithetic pair each, it measures for some counterfactuals
-    r(t) = w_t sqrt( mean over images and groups of (d_k - mean_k d)^2 ),   d_k = error of counterfactual k - of full,
-the size of what a ranking has to resolve at t. Interpolated (in log r) and mixed with a tenth of the `stratified`
-density, so that no weight 1/p is large where the pilot saw nothing, r is the density of the importance plan. Estimates
-are unbiased whatever the density is; a bad pilot only costs precision. It names the models it was measured on.
+    r(t) = w_t sqrt( mean over images and groups of (d_k - mean_k d)^2 ),   d_k = error of counterfactual k - of full
+(of a path divergence: d_k = its change), the size of what a ranking has to resolve at t. Interpolated (in log r) and
+mixed with a tenth of the `stratified` density, so that no weight 1/p is large where the pilot saw nothing, r is the
+density of the importance plan. Estimates are unbiased whatever the density is; a bad pilot only costs precision. It
+names the models it was measured on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from guda.diffusion.noise import generator
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
 from guda.scoring.plan import prior_density, stratified
-from guda.scoring.terms import make_draws, squared_errors
+from guda.scoring.terms import make_draws
+from guda.scoring.terms import measure as measure_terms
 
 POINTS = 12  # timesteps of the grid
 
@@ -34,6 +36,7 @@ def measure(
     seed: int,
     block: int,
     prompts: Sequence[str] | None = None,
+    path: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """(t [P, n], contrasts d_k - mean d in nats [P, n, G], network evaluations): the raw pilot.
 
@@ -45,8 +48,9 @@ def measure(
     ids = [f"pilot-{i}" for i in range(len(images))]
     draws = make_draws(full, full.encode(images), ids, plan, 0)
     cond = full.condition(prompts)
-    base = squared_errors(full, draws, block, cond)
-    d = np.stack([squared_errors(m, draws, block, cond) - base for m in counterfactuals], axis=-1)
+    base = measure_terms(full, draws, block, cond, keep=True)
+    found = [measure_terms(m, draws, block, cond, base.predictions if path else None) for m in counterfactuals]
+    d = np.stack([m.errors[0] - base.errors[0] if m.changes is None else m.changes[0] for m in found], axis=-1)
     d = d * schedule.weights[draws.t][..., None]
     evals = len(images) * plan.evals_per_round * (1 + len(counterfactuals))
     return draws.t.T, (d - d.mean(axis=-1, keepdims=True)).transpose(1, 0, 2), evals
@@ -94,10 +98,11 @@ def measure_density(
     seed: int,
     block: int,
     prompts: Sequence[str] | None = None,
+    path: bool = False,
 ) -> Pilot:
     """The pilot on some training images. `prompts`: what a conditional model is told of every training image."""
     index = pilot_images(data, IMAGES, seed)
     told = None if prompts is None else [prompts[i] for i in index]
-    t, contrasts, evals = measure(full, counterfactuals, data.images[index], seed, block, told)
+    t, contrasts, evals = measure(full, counterfactuals, data.images[index], seed, block, told, path)
     size = np.sqrt((contrasts**2).mean(axis=(1, 2)))
     return Pilot(t.mean(axis=1), size, density(full.schedule, t, contrasts), len(index), evals)

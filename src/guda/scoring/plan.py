@@ -78,6 +78,10 @@ class Plan:
         return f"ELBO: sum over 1 <= t <= {self.edges[-1] - 1}"
 
     @property
+    def path_estimand(self) -> str:
+        return f"path divergence: sum over 1 <= t <= {self.edges[-1] - 1}"
+
+    @property
     def key(self) -> str:
         return digest(
             {

@@ -25,6 +25,7 @@ import numpy as np
 from scipy import stats
 
 from guda.errors import GudaError
+from guda.scoring.excess import Excess
 from guda.scoring.scores import Scores
 
 
@@ -146,10 +147,11 @@ class Race:
 
     def __init__(
         self, n_queries: int, n_groups: int, evals_per_round: int, rule: StopRule, max_rounds: int,
-        networks: tuple[int, int] = (1, 1), start: np.ndarray | None = None,
+        networks: tuple[int, int] = (1, 1), start: np.ndarray | None = None, less: Excess | None = None,
     ) -> None:  # fmt: skip
         """`networks` (shared, each): a draw of n groups costs shared + each n network evaluations. `start` [Q, G]: the
-        groups that begin, default all; where they are no more than the rule's places, two rounds tell their scores."""
+        groups that begin, default all; where they are no more than the rule's places, two rounds tell their scores.
+        `less`: what the average picture scores, which every score is compared with."""
         self.networks, self.evals_per_round = networks, evals_per_round
         begin = n_groups if start is None else int(start.sum(axis=1).max())
         if rule.top >= begin and start is None:
@@ -163,7 +165,7 @@ class Race:
                 f"stop rule {rule.name}: one round of {begin} groups and the full model costs {least} evaluations; "
                 "give at least that, or fewer strata",
             )
-        self.rule, self.max_rounds = rule, max_rounds
+        self.rule, self.max_rounds, self.less = rule, max_rounds, less
         self.rounds: list[np.ndarray] = []  # nats [Q, G, S] per round, NaN where nothing was evaluated
         self.evals = np.zeros(n_queries, np.int64)  # per query, the full model included
         self.active = np.ones((n_queries, n_groups), bool) if start is None else start.copy()
@@ -187,17 +189,25 @@ class Race:
         self.rounds.append(np.where(self.active[:, :, None], contributions, np.nan))
         done = np.stack(self.rounds)
         for q in np.flatnonzero(ran):
-            keep = survivors(done[:, q], self.active[q], self.rule)
+            keep = survivors(self._compared(done[:, q], int(q)), self.active[q], self.rule)
             if not keep.any():
                 self.settled[q] = True
             elif self.rule.budget is not None and self.evals[q] + self._cost(keep.sum()) > self.rule.budget:
                 keep[:] = False
             self.active[q] = keep
 
+    def _compared(self, d: np.ndarray, q: int | slice) -> np.ndarray:
+        """Contributions [R, ..., G, S] of a picture, or of all, against the average picture's."""
+        if self.less is None or self.less.own is None:
+            return d
+        seen = np.isfinite(d[..., 0]).sum(axis=0)
+        mean = np.nansum(d, axis=0) / np.where(seen, seen, np.nan)[..., None]
+        return self.less.linear(d, mean.sum(axis=-1), self.less.own[q])
+
     def result(self, level: float = 0.95) -> RaceResult:
         """Scores with intervals that hold at every look; infinite where a group was seen for one round only, and no
         score (NaN) where it did not start."""
-        d = np.stack(self.rounds)
+        d = self._compared(np.stack(self.rounds), slice(None))
         seen = np.isfinite(d[..., 0]).sum(axis=0)  # [Q, G] rounds
         mean = np.nansum(d, axis=0) / np.where(seen, seen, np.nan)[..., None]
         score = mean.sum(axis=-1)

@@ -14,10 +14,10 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError, Mismatch
 from guda.scoring.estimate import LEVEL
-from guda.scoring.plan import Plan
+from guda.scoring.excess import Excess
 from guda.scoring.race import Race, RaceResult, Screened, StopRule
 from guda.scoring.scorer import M, Scorer, Set, Shares, equal_shares, networks, shard_name
-from guda.scoring.scores import Scores
+from guda.scoring.scores import PATH_SIGN, SIGN, Scores
 from guda.scoring.terms import kl
 
 MAX_ROUNDS = 64
@@ -33,6 +33,7 @@ def iter_rounds(
     evaluate: Callable[[Round], object],
     screened: Screened | None = None,
     shares: Shares = equal_shares,
+    less: Excess | None = None,
     **names: Any,
 ) -> Iterator[tuple[Scores, RaceResult]]:
     """What is known after each round; the last is the answer. Intervals hold at every look, so a person may watch.
@@ -42,29 +43,35 @@ def iter_rounds(
     if plan.grid:
         raise GudaError("race-grid-unsupported", "the paper's fixed grid cannot be raced; use scoring.estimand: elbo")
     start = None if screened is None else screened.start
-    cost = networks(sets)
-    state = Race(queries.n, len(groups), plan.evals_per_round, rule, MAX_ROUNDS, cost, start)
+    cost = networks(scorer, sets)
+    state = Race(queries.n, len(groups), plan.evals_per_round, rule, MAX_ROUNDS, cost, start, less)
+    if less is not None and less.unit is not None:
+        names["unit"] = less.unit
     while (wanted := state.wanted()).any():
         round_ = (len(state.rounds), wanted)
         evaluate(round_)
         state.publish(_contributions(scorer, queries, sets, round_, shares))
         found = state.result()
-        yield _scores(found, plan, rule, screened, sum(cost), queries=queries.ids, groups=groups, **names), found
+        yield (
+            _scores(found, scorer, rule, screened, less, sum(cost), queries=queries.ids, groups=groups, **names),
+            found,
+        )
 
 
 def evaluate_here(scorer: Scorer[M], queries: Queries, sets: Sequence[Set[M]], round_: Round) -> None:
     """The parts of one round, shard after shard, in this process."""
     for start, shard in zip(range(0, queries.n, scorer.shard), queries.shards(scorer.shard), strict=True):
-        scorer.evaluate_round(shard, wanted_models(sets, round_[1][start : start + scorer.shard]), round_[0])
+        wanted = wanted_models(scorer, sets, round_[1][start : start + scorer.shard])
+        scorer.evaluate_round(shard, wanted, round_[0])
 
 
-def wanted_models(sets: Sequence[Set[M]], wanted: np.ndarray) -> dict[M, np.ndarray]:
+def wanted_models(scorer: Scorer[M], sets: Sequence[Set[M]], wanted: np.ndarray) -> dict[M, np.ndarray]:
     """Model -> positions of the queries that want it; `wanted` bool [q, G]."""
     found: dict[M, np.ndarray] = {}
     for full, groups in sets:
         found[full] = np.flatnonzero(wanted.any(axis=1))
         found |= {model: np.flatnonzero(wanted[:, k]) for k, model in enumerate(groups.values())}
-    return {model: positions for model, positions in found.items() if len(positions)}
+    return {model: found[model] for model in scorer.evaluated(found) if len(found[model])}
 
 
 def _contributions(
@@ -74,15 +81,18 @@ def _contributions(
     number, wanted = round_
     out = np.full((*wanted.shape, scorer.plan.n_strata), np.nan)
     for start, shard in zip(range(0, queries.n, scorer.shard), queries.shards(scorer.shard), strict=True):
-        here = wanted_models(sets, wanted[start : start + scorer.shard])
+        here = wanted_models(scorer, sets, wanted[start : start + scorer.shard])
         if not here:
             continue
         terms = {model: _read(scorer, shard, model, number, positions) for model, positions in here.items()}
         nothing = np.zeros((shard.n, scorer.plan.n_strata), np.int64), np.full((shard.n, scorer.plan.n_strata), np.nan)
-        counted = shares(terms.get(sets[0][0], nothing)[0], len(sets))
+        t = np.max([found[0] for found in terms.values()], axis=0)  # of models that a query did not want it is 0
+        counted = shares(t, len(sets))
+
+        before = {full: 0.0 if scorer.path else terms.get(full, nothing)[1] for full, _ in sets}
         nats = [
             sum(
-                w * (terms.get(others[g], nothing)[1] - terms.get(full, nothing)[1])
+                w * (terms.get(others[g], nothing)[1] - before[full])
                 for w, (full, others) in zip(counted, sets, strict=True)
             )
             for g in sets[0][1]
@@ -106,8 +116,9 @@ def _read(
 
 
 def _scores(
-    found: RaceResult, plan: Plan, rule: StopRule, screened: Screened | None, networks: int, **names: Any
-) -> Scores:
+    found: RaceResult, scorer: Scorer[M], rule: StopRule, screened: Screened | None, less: Excess | None,
+    networks: int, **names: Any,
+) -> Scores:  # fmt: skip
     score = found.score if screened is None else np.where(found.rounds > 0, found.score, screened.score)
     # a group that left early was beaten when it left: it ranks below those that stayed longer
     order = np.lexsort((-score, -found.rounds), axis=1)
@@ -120,9 +131,10 @@ def _scores(
     settled = settled & (found.rounds > 0)
     raced = (found.rounds > 0).sum(axis=1, keepdims=True)
     return Scores(
-        estimand=f"{plan.estimand}; raced to {rule.name}, intervals hold at every look"
-        + ("" if screened is None else screened.estimand),
-        score=score, n_evals=networks * found.rounds * plan.evals_per_round, ranks=ranks,
+        estimand=f"{scorer.estimand}; raced to {rule.name}, intervals hold at every look"
+        + ("" if less is None else less.suffix) + ("" if screened is None else screened.estimand),
+        score=score, n_evals=networks * found.rounds * scorer.plan.evals_per_round, ranks=ranks,
+        sign=PATH_SIGN if scorer.path else SIGN,
         stderr=np.where(unknown, np.nan, found.stderr), lo=np.where(unknown, np.nan, found.lo),
         hi=np.where(unknown, np.nan, found.hi),
         rank_lo=np.where(settled, np.where(leads, 1, rule.top + 1), np.nan),

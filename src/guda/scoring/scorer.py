@@ -1,4 +1,4 @@
-"""The scorer: computes squared errors of models on pictures, keeps them in a part store, and turns them into scores.
+"""The scorer: computes the terms of models on pictures, keeps them in a part store, and turns them into scores.
 
 A part holds one (shard of queries, model, round) and is immutable: adding a group evaluates one model, adding queries
 one shard, adding precision one round. Its header names the weights it was computed with, so stale weights are noticed.
@@ -12,22 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 
 from guda.data.queries import Queries
+from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.schedule import Schedule
 from guda.parts import Parts
 from guda.scoring.bands import Bands
-from guda.scoring.drift import SUBTRACTED, Drift
+from guda.scoring.drift import Drift
 from guda.scoring.estimate import difference, rank_columns, stack_estimates
 from guda.scoring.plan import Plan
-from guda.scoring.scores import Scores
+from guda.scoring.scores import PATH_SIGN, SIGN, Scores
 from guda.scoring.settings import Settings
-from guda.scoring.terms import Terms, all_squared_errors, kl, make_draws
+from guda.scoring.terms import Draws, Measured, Terms, kl, make_draws, measure, measure_rule
+from guda.unlearning.rule import RuledDenoiser
 
 
 class Model(Hashable, Protocol):
@@ -39,15 +41,17 @@ class Model(Hashable, Protocol):
 
     @property
     def family(self) -> Hashable | None:
-        """Models of one family share an evaluation (the members of a rule); None: it is evaluated by itself."""
+        """Models of one family are the members of a rule and share an evaluation; None: it is evaluated by itself."""
+
+    @property
+    def reference(self) -> Self | None:
+        """The full model that a counterfactual came from, which it is compared with; None: it is a full model."""
 
 
 M = TypeVar("M", bound=Model)
 M_contra = TypeVar("M_contra", bound=Model, contravariant=True)
 
 Set = tuple[M, Mapping[str, M]]  # a full model, and its counterfactual per group
-
-Reader = Callable[[M], Terms]
 
 Shares = Callable[[np.ndarray, int], Sequence[np.ndarray | float]]  # (t, number of sets) -> what each set counts for
 
@@ -74,17 +78,41 @@ class Scorer(Generic[M]):
     parts: Parts
     shard: int  # queries in a part
     folder: str = "terms"
+    path: bool = False  # scores are path divergences, not ELBO differences
+
+    @property
+    def kind(self) -> str:
+        """What the estimand needs of a counterfactual."""
+        return "change" if self.path else "error"
 
     def part_name(self, shard: str, model: M, round_: int) -> str:
-        return f"{self.folder}/{shard}/{model.key}/r{round_:03d}.parquet"
+        """Of what the estimand needs of a model: its errors, or of a counterfactual its changes."""
+        return self.name(shard, model, round_, self.kind)
+
+    def name(self, shard: str, model: M, round_: int, kind: str) -> str:
+        letter = {"error": "r", "change": "c"}[kind]
+        return f"{self.folder}/{shard}/{model.key}/{letter}{round_:03d}.parquet"
+
+    def evaluated(self, models: Iterable[M]) -> list[M]:
+        """Those that have parts of their own: a path divergence asks nothing of a full model but its predictions."""
+        return [m for m in models if not self.path or m.reference is not None]
+
+    def networks(self, models: Iterable[M]) -> int:
+        """Network evaluations that one draw of all of them takes. Members of a rule share one, and their changes take
+        none; those of other models need the model that they came from at the same draw."""
+        kin = families(models)
+        if not self.path:
+            return len(kin)
+        with_network = [of[0] for of in kin if of[0].family is None]
+        return len(with_network) + len({m.reference for m in with_network})
 
     def evaluate(
         self, queries: Queries, models: Sequence[M], rounds: int, tick: Callable[[int, int], None] = lambda *_: None
     ) -> None:
         """Every missing part of one shard."""
-        everyone = np.arange(queries.n)
+        everyone, shard = np.arange(queries.n), shard_name(queries)
         for r in range(rounds):
-            left = [m for m in models if not self.parts.has(self.part_name(shard_name(queries), m, r))]
+            left = [m for m in self.evaluated(models) if not self.parts.has(self.part_name(shard, m, r))]
             self.evaluate_round(queries, dict.fromkeys(left, everyone), r, tick, (r, rounds))
 
     def evaluate_round(
@@ -101,25 +129,20 @@ class Scorer(Generic[M]):
         first = self.models.base(next(iter(wanted)))
         queries.check_shape(first.image_shape)
         x0, cond = first.encode(queries.images), first.condition(queries.prompts)
-        draws = make_draws(first, x0, queries.ids, self.plan, round_)
-        kin = families(wanted)
-        for number, models in enumerate(kin):
-            tick(place[0] * len(kin) + number, place[1] * len(kin))
-            # members of a rule share the queries that any of them wants
-            chosen = np.unique(np.concatenate([wanted[m] for m in models]))
-            all_of_them = len(chosen) == queries.n
-            some = draws if all_of_them else draws.of(chosen)
-            told = cond if cond is None or all_of_them else cond[torch.from_numpy(chosen)]
-            with self.settings.active():
-                denoiser = self.settings.prepare(self.models.several(models))
-                errors = all_squared_errors(denoiser, some, self.settings.block, told)
-            for model, own in zip(models, errors, strict=True):
-                mine = np.isin(chosen, wanted[model])
-                ids = np.array(queries.ids)[chosen[mine]]
-                self._write(shard_name(queries), model, round_, ids, some.t[mine], own[mine])
+        shard = _Round(self, queries, make_draws(first, x0, queries.ids, self.plan, round_), cond, round_)
+        kin = by_reference(wanted)
+        count = sum(map(len, kin.values()))
+        done = 0
+        for reference, of_it in kin.items():  # the predictions of one reference are held at a time
+            before = shard.predict(reference, of_it, wanted)
+            for models in of_it:
+                tick(place[0] * count + done, place[1] * count)
+                done += 1
+                if models != [reference]:  # which has been evaluated above
+                    shard.measure(models, wanted, before)
 
-    def _write(
-        self, shard: str, model: M, round_: int, ids: np.ndarray, t: np.ndarray, errors: np.ndarray
+    def write(
+        self, shard: str, model: M, round_: int, kind: str, ids: np.ndarray, t: np.ndarray, squares: np.ndarray
     ) -> None:  # fmt: skip
         import pyarrow as pa
 
@@ -127,47 +150,164 @@ class Scorer(Generic[M]):
         table = pa.table(
             {
                 "query": pa.array(np.repeat(ids, strata)).dictionary_encode(),
-                "round": pa.array(np.full(errors.size, round_, np.int32)),
+                "round": pa.array(np.full(squares.size, round_, np.int32)),
                 "stratum": pa.array(np.tile(np.arange(strata, dtype=np.int32), len(ids))),
                 "t": pa.array(t.reshape(-1).astype(np.int32)),
-                "error": pa.array(errors.reshape(-1)),
+                kind: pa.array(squares.reshape(-1)),
             }
         )
-        header = {"model": self.models.identity(model), "estimand": self.plan.estimand, "plan": self.plan.key}
-        self.parts.write(self.part_name(shard, model, round_), table, header)
+        header = self._inputs(model, kind) | {"estimand": self.plan.estimand, "plan": self.plan.key}
+        self.parts.write(self.name(shard, model, round_, kind), table, header)
 
-    def read_part(self, shard: str, model: M, round_: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """(t, errors, query ids) of one part, [q, strata]; refused if it was computed with other weights."""
-        name, strata = self.part_name(shard, model, round_), self.plan.n_strata
-        table = self.parts.read(name, {"model": self.models.identity(model)}, "terms-stale")
+    def _inputs(self, model: M, kind: str) -> dict[str, str]:
+        """What a part was computed from."""
+        found = {"model": self.models.identity(model)}
+        if kind == "change":
+            assert model.reference is not None
+            found["reference"] = self.models.identity(model.reference)
+        return found
+
+    def read_part(
+        self, shard: str, model: M, round_: int, kind: str | None = None
+    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        """(t, squares, query ids) of one part, [q, strata]; refused if it was computed with other weights."""
+        kind, strata = kind or self.kind, self.plan.n_strata
+        table = self.parts.read(self.name(shard, model, round_, kind), self._inputs(model, kind), "terms-stale")
         ids = table["query"].to_pylist()[::strata]
-        return table["t"].to_numpy().reshape(-1, strata), table["error"].to_numpy().reshape(-1, strata), ids
+        return table["t"].to_numpy().reshape(-1, strata), table[kind].to_numpy().reshape(-1, strata), ids
 
-    def read(self, queries: Queries, model: M, rounds: int, bands: Bands | None = None) -> Terms:
+    def read(
+        self, queries: Queries, model: M, rounds: int, bands: Bands | None = None, kind: str | None = None
+    ) -> Terms:
         """All rounds of a fully evaluated model; `bands` other than None weigh the timesteps."""
         shards, weights = shard_names(queries, self.shard), self.weights(bands)
         kls, ts = [], []
         for r in range(rounds):
-            parts = [self.read_part(shard, model, r) for shard in shards]
+            parts = [self.read_part(shard, model, r, kind) for shard in shards]
             ts.append(np.concatenate([p[0] for p in parts]))
             kls.append(kl(self.plan, weights, ts[-1], np.concatenate([p[1] for p in parts])))
         return Terms(np.stack(kls), np.stack(ts))
 
     def reader(self, queries: Queries, rounds: int, bands: Bands | None = None) -> Reader[M]:
-        """Reads each model's terms once, however many scores are made of them."""
-        cache: dict[M, Terms] = {}
-
-        def read(model: M) -> Terms:
-            if model not in cache:
-                cache[model] = self.read(queries, model, rounds, bands)
-            return cache[model]
-
-        return read
+        return Reader(self, queries, rounds, bands)
 
     def weights(self, bands: Bands | None = None) -> np.ndarray:
         """What a squared error at t counts for in the bound, [T]."""
         weights = self.schedule.weights
         return weights if bands is None else weights * bands.factors(self.schedule.T)
+
+    @property
+    def estimand(self) -> str:
+        """Named in every output."""
+        return self.plan.path_estimand if self.path else self.plan.estimand
+
+
+@dataclass(frozen=True)
+class _Round(Generic[M]):
+    """One round of one shard while it is evaluated."""
+
+    scorer: Scorer[M]
+    queries: Queries
+    draws: Draws
+    cond: Cond | None
+    number: int
+
+    def predict(self, reference: M, kin: list[list[M]], wanted: Mapping[M, np.ndarray]) -> _Predictions | None:
+        """Evaluate the model that others came from, where it is wanted itself or their changes need it."""
+        scorer = self.scorer
+        needs = [m for models in kin for m in models if m == reference or (scorer.path and m.family is None)]
+        if not needs:
+            return None
+        chosen = np.unique(np.concatenate([wanted[m] for m in needs]))
+        found = self._measure([reference], chosen, keep=True)
+        self._write(reference, "error", chosen, found.errors[0], wanted)
+        assert found.predictions is not None
+        return _Predictions(chosen, found.predictions)
+
+    def measure(self, models: list[M], wanted: Mapping[M, np.ndarray], before: _Predictions | None) -> None:
+        scorer = self.scorer
+        # members of a rule share the queries that any of them wants
+        chosen = np.unique(np.concatenate([wanted[m] for m in models]))
+        kinds: list[tuple[str, np.ndarray]] = []
+        if models[0].family is not None and scorer.path:
+            with scorer.settings.active():
+                ruled = scorer.models.several(models)
+                assert isinstance(ruled, RuledDenoiser)
+                kinds.append(("change", measure_rule(ruled, self._some(chosen)[0], scorer.settings.block)))
+        else:
+            apart = models[0].family is not None or before is None
+            found = self._measure(models, chosen, None if apart or before is None else before.at(chosen))
+            kinds.append(("error", found.errors))
+            if found.changes is not None:
+                kinds.append(("change", found.changes))
+        kinds.sort(key=lambda k: k[0] == scorer.kind)  # last what says that the work is done
+        for kind, squares in kinds:
+            for model, own in zip(models, squares, strict=True):
+                self._write(model, kind, chosen, own, wanted)
+
+    def _some(self, chosen: np.ndarray) -> tuple[Draws, Cond | None]:
+        if len(chosen) == self.queries.n:
+            return self.draws, self.cond
+        return self.draws.of(chosen), None if self.cond is None else self.cond[torch.from_numpy(chosen)]
+
+    def _measure(
+        self, models: list[M], chosen: np.ndarray, reference: torch.Tensor | None = None, keep: bool = False
+    ) -> Measured:
+        settings, (draws, cond) = self.scorer.settings, self._some(chosen)
+        with settings.active():
+            denoiser = settings.prepare(self.scorer.models.several(models))
+            return measure(denoiser, draws, settings.block, cond, reference, keep)
+
+    def _write(
+        self, model: M, kind: str, chosen: np.ndarray, squares: np.ndarray, wanted: Mapping[M, np.ndarray]
+    ) -> None:  # fmt: skip
+        """What the estimand needs of the model; what else is known too, where it covers the whole shard."""
+        shard, mine = shard_name(self.queries), np.isin(chosen, wanted.get(model, chosen))
+        if kind != self.scorer.kind or model not in wanted:
+            there = self.scorer.parts.has(self.scorer.name(shard, model, self.number, kind))
+            if there or int(mine.sum()) < self.queries.n:
+                return
+        ids = np.array(self.queries.ids)[chosen[mine]]
+        self.scorer.write(shard, model, self.number, kind, ids, self.draws.t[chosen[mine]], squares[mine])
+
+
+@dataclass(frozen=True)
+class _Predictions:
+    """Of a reference, at the draws of some queries."""
+
+    queries: np.ndarray
+    values: torch.Tensor  # [queries S halves, C, H, W]
+
+    def at(self, chosen: np.ndarray) -> torch.Tensor:
+        if len(chosen) == len(self.queries):
+            return self.values
+        rows = self.values.unflatten(0, (len(self.queries), -1))
+        return rows[torch.from_numpy(np.searchsorted(self.queries, chosen))].flatten(0, 1)
+
+
+class Reader(Generic[M]):
+    """Terms of a query set; each model's are read once, however many scores are made of them."""
+
+    def __init__(self, scorer: Scorer[M], queries: Queries, rounds: int, bands: Bands | None = None) -> None:
+        self.scorer, self.queries, self.rounds, self.bands = scorer, queries, rounds, bands
+        self._read: dict[tuple[M, str], Terms] = {}
+
+    def __call__(self, model: M, kind: str = "error") -> Terms:
+        if (model, kind) not in self._read:
+            self._read[model, kind] = self.scorer.read(self.queries, model, self.rounds, self.bands, kind)
+        return self._read[model, kind]
+
+    def paired(self, full: M, other: M) -> Terms:
+        """What a draw contributes to the score of `other` against `full`, nats, by the estimand."""
+        if self.scorer.path:
+            return self(other, "change")
+        found = self(other)
+        return Terms(found.kl - self(full).kl, found.t)
+
+    def times(self, sets: Sequence[Set[M]]) -> np.ndarray:
+        """The timesteps [R, Q, S] of the draws."""
+        full, others = sets[0]
+        return self.paired(full, next(iter(others.values()))).t
 
 
 def shard_name(shard: Queries) -> str:
@@ -188,12 +328,20 @@ def families(models: Iterable[M]) -> list[list[M]]:
     return list(found.values())
 
 
-def networks(sets: Sequence[Set[M]]) -> tuple[int, int]:
+def by_reference(models: Iterable[M]) -> dict[M, list[list[M]]]:
+    """Families of models by the full model they came from; that of a full model is itself."""
+    found: dict[M, list[M]] = {}
+    for model in models:
+        found.setdefault(model.reference or model, []).append(model)
+    return {reference: families(of_it) for reference, of_it in found.items()}
+
+
+def networks(scorer: Scorer[M], sets: Sequence[Set[M]]) -> tuple[int, int]:
     """(shared, each): one draw of n groups costs shared + each n network evaluations."""
 
     def count(groups: int) -> int:
         used = dict.fromkeys(m for full, others in sets for m in (full, *list(others.values())[:groups]))
-        return len(families(used))  # the members of a rule share one
+        return scorer.networks(scorer.evaluated(used))
 
     each = count(2) - count(1)
     return count(1) - each, each
@@ -208,10 +356,10 @@ def contributions(
 ) -> np.ndarray:
     """Paired nats [R, Q, G, S]: counterfactual less full model, the weighted mean over sets, draw by draw, so that the
     error bar of a mean over sets is that of the mean."""
-    counted = shares(read(sets[0][0]).t, len(sets))
+    counted = shares(read.times(sets), len(sets))
     return np.stack(
         [
-            np.sum([w * (read(c[g]).kl - read(f).kl) for w, (f, c) in zip(counted, sets, strict=True)], axis=0)
+            np.sum([w * read.paired(f, c[g]).kl for w, (f, c) in zip(counted, sets, strict=True)], axis=0)
             for g in groups
         ],
         axis=2,
@@ -219,17 +367,21 @@ def contributions(
 
 
 def combine(
-    d: np.ndarray, plan: Plan, networks: int, bands: Bands | None = None, drift: Drift | None = None, **names: Any
-) -> Scores:
+    d: np.ndarray, scorer: Scorer[M], networks: int, bands: Bands | None = None, less: Drift | None = None,
+    **names: Any,
+) -> Scores:  # fmt: skip
     """Scores with errors and ranks from paired contributions [R, Q, G, S].
 
-    `networks`: evaluations behind one draw of one score; `drift` is subtracted; `names`: method, unit, queries, groups.
+    `networks`: evaluations behind one draw of one score; `less` is taken off (drift, or what the average
+    picture scores); `names`: method, unit, queries, groups.
     """
-    if drift is not None:
-        d = drift.spread(d)
+    plan = scorer.plan
+    if less is not None:
+        d = less.spread(d)
+        names["unit"] = less.unit or names["unit"]
     columns = stack_estimates([difference(d[:, :, g], grid=bool(plan.grid)) for g in range(d.shape[2])])
-    estimand = plan.estimand + (f", bands {bands.name} only" if bands else "") + (SUBTRACTED if drift else "")
+    estimand = scorer.estimand + (f", bands {bands.name} only" if bands else "") + (less.suffix if less else "")
     return Scores(
-        estimand=estimand, n_evals=networks * plan.evals_per_round * len(d), **names,
-        **(drift.widen(columns) if drift else columns), **rank_columns(d, drift.cov if drift else 0.0),
+        estimand=estimand, n_evals=networks * plan.evals_per_round * len(d), sign=PATH_SIGN if scorer.path else SIGN,
+        **names, **(less.widen(columns) if less else columns), **rank_columns(d, less.cov if less else 0.0),
     )  # fmt: skip

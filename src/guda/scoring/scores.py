@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SIGN = "positive = the group mattered"
 
+PATH_SIGN = "larger = the model changes more without the group"
+
 
 @dataclass(frozen=True)
 class GroupScore:

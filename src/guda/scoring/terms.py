@@ -1,6 +1,8 @@
-"""The terms table: ||eps - eps_hat||^2 of one model at (query, round, stratum). Everything else is arithmetic on it.
+"""The terms table: two squared lengths of one model at (query, round, stratum). Everything else is arithmetic on it.
 
-    KL_t = w_t ||eps - eps_hat(x_t, t)||^2 (nats, summed over dims), ELBO = - sum_t KL_t + what no model changes
+    error    ||eps - eps_hat||^2         KL_t = w_t error (nats, summed over dims), ELBO = - sum_t KL_t + const
+    change   ||eps_full - eps_hat||^2    of a counterfactual: w_t change is the KL divergence of the full model's
+                                         reverse step from the counterfactual's, its sum over t the path divergence
 
 The same (t, eps) serve every model. Networks run in blocks of one fixed size, short blocks padded, because CPU kernels
 give other last bits at other batch sizes; with that, terms are byte-identical whatever the order, process count or
@@ -21,11 +23,12 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import KeyedNoise
 from guda.errors import NotFinite
 from guda.scoring.plan import Plan
+from guda.unlearning.rule import RuledDenoiser
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Contributions of one model to sum_t KL_t in nats, and their timesteps; [rounds, Q, strata]."""
+    """Contributions to a sum over t in nats, and their timesteps; [rounds, Q, strata]."""
 
     kl: np.ndarray
     t: np.ndarray
@@ -60,41 +63,102 @@ def make_draws(denoiser: Denoiser, x0: torch.Tensor, ids: Sequence[str], plan: P
     return Draws(t, eps, x_t, x0)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What K models that share an evaluation say at some draws."""
+
+    errors: np.ndarray  # float64 [K, Q, S]: ||eps - eps_hat||^2, or ||x_0 - x0_hat||^2 at timesteps without signal
+    changes: np.ndarray | None = None  # the same of their difference from a reference
+    predictions: torch.Tensor | None = None  # float32 [Q S halves, C, H, W] of a single model, where asked
+
+
 def squared_errors(denoiser: Denoiser, draws: Draws, block: int, cond: Cond | None = None) -> np.ndarray:
-    """float64 [Q, S]: ||eps - eps_hat||^2, or ||x_0 - x0_hat||^2 at timesteps without signal."""
-    return all_squared_errors(denoiser, draws, block, cond)[0]
+    """float64 [Q, S] of one model."""
+    return np.asarray(measure(denoiser, draws, block, cond).errors[0])
 
 
 @torch.inference_mode()
-def all_squared_errors(denoiser: Denoiser, draws: Draws, block: int, cond: Cond | None = None) -> np.ndarray:
-    """float64 [K, Q, S] of the K models that `denoiser.raws` answers for."""
-    n_queries, n_strata, halves = draws.eps.shape[:3]
-    eps, x_t = draws.eps.flatten(0, 2), draws.x_t.flatten(0, 2)
-    t = torch.from_numpy(np.repeat(draws.t.reshape(-1), halves))
-    owner = torch.arange(n_queries).repeat_interleave(n_strata * halves)
+def measure(
+    denoiser: Denoiser,
+    draws: Draws,
+    block: int,
+    cond: Cond | None = None,
+    reference: torch.Tensor | None = None,
+    keep: bool = False,
+) -> Measured:
+    """Of the K models that `denoiser.raws` answers for; `reference`: predictions of the model they came from at these
+    draws; `keep` returns the predictions, to be a reference."""
+    eps, x_t, t, owner = _rows(draws)
     zero_snr = torch.from_numpy(denoiser.schedule.zero_snr)[t]
-    parts = []
+    errors: list[torch.Tensor] = []
+    changes: list[torch.Tensor] = []
+    kept: list[torch.Tensor] = []
     device = denoiser.device
     for rows in blocks(len(t), block):
         x_b, t_b = rows.take(x_t).to(device), rows.take(t).to(device)
-        owner_b, zero_b = rows.take(owner), rows.take(zero_snr)
-        squares = []
+        owner_b, zero_b = rows.take(owner), rows.take(zero_snr).to(device)[:, None, None, None]
+        target, at_zero = rows.take(eps).to(device), bool(zero_b.any())
+        if at_zero:
+            target = torch.where(zero_b, draws.x0[owner_b].to(device), target)
+        before = None if reference is None else rows.take(reference).to(device)
+        several = []
         for raw in denoiser.raws(x_b, t_b, cond[owner_b].to(device) if cond is not None else None):
-            error = denoiser.schedule.to_eps(raw, x_b, t_b) - rows.take(eps).to(device)
-            if bool(zero_b.any()):
-                x0_error = denoiser.schedule.to_x0(raw, x_b, t_b) - draws.x0[owner_b].to(device)
-                error = torch.where(zero_b.to(device)[:, None, None, None], x0_error, error)
-            squares.append(error.double().square().flatten(1).sum(1).cpu().numpy())
-        parts.append(np.stack(squares)[:, : rows.n])
-    out = np.concatenate(parts, axis=1)
+            found = denoiser.schedule.to_eps(raw, x_b, t_b)
+            if at_zero:
+                found = torch.where(zero_b, denoiser.schedule.to_x0(raw, x_b, t_b), found)
+            several.append((_squares(found - target), None if before is None else _squares(before - found)))
+        if keep:
+            kept.append(found[: rows.n].cpu())
+        errors.append(torch.stack([e for e, _ in several])[:, : rows.n].cpu())
+        if before is not None:
+            changes.append(torch.stack([c for _, c in several if c is not None])[:, : rows.n].cpu())
+    return Measured(
+        _per_draw(errors, draws), _per_draw(changes, draws) if changes else None, torch.cat(kept) if keep else None
+    )
+
+
+@torch.inference_mode()
+def measure_rule(denoiser: RuledDenoiser, draws: Draws, block: int) -> np.ndarray:
+    """The changes float64 [K, Q, S] of a rule's members. They are a function of x_t alone: no network is evaluated."""
+    _, x_t, t, _ = _rows(draws)
+    found, device = [], denoiser.device
+    for rows in blocks(len(t), block):
+        x_b, t_b = rows.take(x_t).to(device), rows.take(t).to(device)
+        moved = _squares(denoiser.x0_changes(x_b, t_b).flatten(0, 1)).reshape(-1, len(t_b))
+        a, s = denoiser.schedule.coefficients(t_b, moved[0])
+        ratio = torch.where(a > 0, a / s, 1.0)  # eps moves by a/s of what x_0 does; without signal x_0 itself counts
+        found.append((ratio**2 * moved)[:, : rows.n].cpu())
+    return _per_draw(found, draws)
+
+
+def _rows(draws: Draws) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(eps, x_t, t, query) with a row for each half of each draw."""
+    n_queries, n_strata, halves = draws.eps.shape[:3]
+    t = torch.from_numpy(np.repeat(draws.t.reshape(-1), halves))
+    return (
+        draws.eps.flatten(0, 2),
+        draws.x_t.flatten(0, 2),
+        t,
+        torch.arange(n_queries).repeat_interleave(n_strata * halves),
+    )
+
+
+def _squares(x: torch.Tensor) -> torch.Tensor:
+    return x.double().square().flatten(1).sum(1)
+
+
+def _per_draw(parts: list[torch.Tensor], draws: Draws) -> np.ndarray:
+    """float64 [K, Q, S] from [K, rows] blocks, the mean over the halves of a draw."""
+    out = torch.cat(parts, dim=1).numpy()
+    n_queries, n_strata, halves = draws.eps.shape[:3]
     if not np.isfinite(out).all():
-        bad = int(t[int(np.argwhere(~np.isfinite(out))[0, 1])])
+        bad = int(np.repeat(draws.t.reshape(-1), halves)[int(np.argwhere(~np.isfinite(out))[0, 1])])
         raise NotFinite(
             "network-not-finite", f"the network returned NaN or infinity at t = {bad}; are its weights sound?"
         )
-    return out.reshape(len(out), n_queries, n_strata, halves).mean(axis=-1)
+    return np.asarray(out.reshape(len(out), n_queries, n_strata, halves).mean(axis=-1))
 
 
-def kl(plan: Plan, weights: np.ndarray, t: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Nats [..., S]: each draw's contribution to sum_t KL_t, i.e. w_t error / inclusion probability."""
-    return plan.counts(t) * weights[t] * errors
+def kl(plan: Plan, weights: np.ndarray, t: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    """Nats [..., S]: each draw's contribution to a sum over t, i.e. w_t error (or change) / inclusion probability."""
+    return plan.counts(t) * weights[t] * squares

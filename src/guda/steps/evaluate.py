@@ -26,7 +26,7 @@ from guda.scoring.scores import Scores
 from guda.steps.fit import Engine, fit_tasks, ready
 from guda.steps.health import health
 from guda.steps.queries import tuned_on
-from guda.steps.score import parse_bands, publish, score, scored_methods, up_to_date
+from guda.steps.score import parse_bands, publish, score, scored_methods, scores_folder, up_to_date
 
 
 def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
@@ -64,9 +64,9 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
     )  # fmt: skip
     value = entry.model_dump(mode="json")
     if bands is not None:
-        write_json(run.path("scores", name, bands.slug, "evaluation.json"), value)
+        write_json(scores_folder(run, name, bands.slug) / "evaluation.json", value)
         return entry
-    write_json(run.path("scores", name, "evaluation.json"), value)
+    write_json(scores_folder(run, name) / "evaluation.json", value)
     write_json(run.path("evaluation.json"), value)
     return entry
 

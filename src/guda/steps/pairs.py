@@ -91,7 +91,7 @@ def pairs(run: Run, name: str, asked: Sequence[Pair], methods: Sequence[str] | N
     options = {"grid": grid, "n": config.resamples, "seed": config.seed}
     of_logo: dict[Pair, Additivity] = {}
     for single, double in zip(singles, doubles, strict=True):
-        read = single.reader(queries)
+        read = single.reader(queries, estimand="elbo")
         ones, twos = single.contributions(single.sets(), read), double.contributions(double.sets(), read)
         for i, pair in enumerate(asked):
             a, b = (single.groups.index(g) for g in pair)

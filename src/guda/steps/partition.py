@@ -16,7 +16,7 @@ from guda.run.data import load_data
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.steps.queries import choose_queries
-from guda.steps.score import scores_path
+from guda.steps.score import scores_folder, scores_path
 
 
 def partition(clean: Run, noisy: Run, clean_set: str | None = None, noisy_set: str | None = None) -> PartitionFile:
@@ -57,7 +57,7 @@ def _same_experiment(clean: Run, noisy: Run) -> None:
 
 
 def _entry(run: Run, name: str) -> DatasetEntry:
-    path = run.path("scores", name, "evaluation.json")
+    path = scores_folder(run, name) / "evaluation.json"
     if not path.is_file():
         raise GudaError(
             "evaluation-missing",

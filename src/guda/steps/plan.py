@@ -20,8 +20,7 @@ from guda.files import read_json
 from guda.methods.base import get_method
 from guda.run.data import load_data, scored_groups
 from guda.run.models import architecture
-from guda.run.plan import FILE as PILOT
-from guda.run.plan import needs_pilot
+from guda.run.plan import needs_pilot, pilot_file
 from guda.run.run import Run
 from guda.run.settings import run_settings
 from guda.run.sketch import ONE, Sketch
@@ -148,9 +147,9 @@ def _expected_stderr(run: Run, method: str) -> float | None:
             stderr = Scores.read(scores_path(run, name, method)).stderr
             if stderr is not None and np.isfinite(stderr).any():
                 return float(np.nanmedian(stderr))
-    if run.has(PILOT):
+    if run.has(pilot_file(run)):
         # a draw of stratum s varies by at most its root mean square: (M/S)^2 each for S strata of equal mass M/S
-        pilot = read_json(run.path(PILOT))
+        pilot = read_json(run.path(pilot_file(run)))
         every = np.arange(1, len(pilot["density"]) + 1)
         mass = float(np.exp(np.interp(every, pilot["t"], np.log(np.maximum(pilot["size"], 1e-12)))).sum())
         return mass / float(np.sqrt(run.recipe.scoring.strata * run.recipe.scoring.rounds))
@@ -160,6 +159,6 @@ def _expected_stderr(run: Run, method: str) -> float | None:
 def _note(run: Run) -> str:
     if any(scored_methods(run, s) for s in run.query_sets()):
         return "Expected widths from the standard errors of a scored set of this run."
-    if needs_pilot(run) or not run.has(PILOT):
+    if needs_pilot(run) or not run.has(pilot_file(run)):
         return "Expected widths are unknown until the first scoring has made its pilot."
     return "Expected widths are upper bounds from the pilot; nothing is scored yet."

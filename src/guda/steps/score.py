@@ -21,6 +21,7 @@ from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
 from guda.run.models import load_model, run_schedule
 from guda.run.run import Run
+from guda.run.samples import collect_samples, sample_tasks
 from guda.run.settings import halve_block, probe
 from guda.run.task import Task, pending
 from guda.scoring.bands import Bands, by_band, default_edges
@@ -74,9 +75,16 @@ def _race(
     run: Run, queries: Queries, found: ElboMethod, rule: StopRule, engine: Engine, screened: Screened | None,
     name: str | None,
 ) -> Scores:  # fmt: skip
+    _score_average(run, found, engine)
     scores = run_race(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
     scores.write(scores_path(run, queries.name, found.method_id, name))
     return scores
+
+
+def _score_average(run: Run, found: ElboMethod, engine: Engine) -> None:
+    """The average picture, by the recipe's rounds: what a race of excess scores compares with."""
+    if run.recipe.scoring.excess:
+        engine(run, found.average_tasks(set()), "score the average picture")
 
 
 def _descend(run: Run, queries: Queries, found: ElboMethod, rule: StopRule, screen: Screen, engine: Engine) -> Scores:
@@ -131,6 +139,9 @@ def _prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callabl
         probe(run, load_model(run, "base"))
     while True:
         try:
+            if run.recipe.scoring.excess:
+                engine(run, sample_tasks(run, run.recipe.queries), "sample the average picture")
+                collect_samples(run, run.recipe.queries)
             engine(run, pilot_tasks(run, methods), "pilot")
             yield from work()
             return
@@ -157,6 +168,7 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
     found = check_race(get_method(run, method))
 
     def raced() -> Iterator[tuple[Scores, RaceResult]]:
+        _score_average(run, found, engine)
         for look in iter_rounds(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
             yield look
         look[0].write(scores_path(run, name, method, rule.name))
@@ -210,6 +222,15 @@ def variant(
         raise GudaError(
             "stop-with-drift", "--stop races scores as they are; give --drift keep with it, or leave --stop"
         )
+    if run.recipe.scoring.excess and (drift or run.recipe.scoring.drift) == "subtract":
+        raise GudaError(
+            "excess-with-drift",
+            "scoring.excess takes off what the average picture scores, drift and all; set scoring.drift: keep",
+        )
+    if run.recipe.scoring.estimand == "path" and (drift or run.recipe.scoring.drift) == "subtract":
+        raise GudaError(
+            "path-with-drift", "drift is measured for ELBO differences; with estimand: path use excess: true instead"
+        )
     if screen is not None and stop is None:
         raise GudaError(
             "screen-without-stop", "--screen chooses who starts a race; give --stop too, e.g. --stop top1@0.95"
@@ -225,7 +246,7 @@ def parse_bands(run: Run, band: str | None) -> Bands | None:
         return None
     schedule = run_schedule(run)
     found = Bands.parse(band, schedule.T)
-    last = schedule.t_max if run.recipe.scoring.estimand == "elbo" else schedule.T - 1
+    last = schedule.t_max if run.recipe.scoring.estimand != "paper" else schedule.T - 1
     if not found.factors(schedule.T)[1 : last + 1].any():
         raise GudaError("band-empty", f"band {band!r} counts no timestep of the sum, which goes over 1 <= t <= {last}")
     return found
@@ -243,16 +264,22 @@ def up_to_date(run: Run, queries: Queries, found: Method) -> bool:
     return found.fitted() and not pending(run, found.score(queries, set()))
 
 
-def scores_path(run: Run, queries: str, method: str, variant: str | None = None) -> Path:
-    """`variant`: the stop rule or the bands, if not the plain estimand by the recipe's rounds."""
+def scores_folder(run: Run, queries: str, variant: str | None = None) -> Path:
+    """Scores of different estimands lie apart. `variant`: the stop rule or the bands, if not the recipe's rounds."""
+    scoring = run.recipe.scoring
     folder = run.path("scores", queries)
-    return folder / f"{method}.parquet" if variant is None else folder / variant / f"{method}.parquet"
+    if scoring.estimand == "path" or scoring.excess:
+        folder /= scoring.estimand + ("-excess" if scoring.excess else "")
+    return folder if variant is None else folder / variant
+
+
+def scores_path(run: Run, queries: str, method: str, variant: str | None = None) -> Path:
+    return scores_folder(run, queries, variant) / f"{method}.parquet"
 
 
 def scored_methods(run: Run, queries: str, variant: str | None = None) -> list[str]:
     """Methods with scores of this set, recipe order first; LOGO's single seeds and reference rows are not methods."""
-    folder = run.path("scores", queries) if variant is None else run.path("scores", queries, variant)
-    found = {p.stem for p in folder.glob("*.parquet")}
+    found = {p.stem for p in scores_folder(run, queries, variant).glob("*.parquet")}
     names = [*run.recipe.methods, *sorted(found)]
     return [m for m in dict.fromkeys(names) if m in found and m in METHODS and METHODS[m].ranks_groups]
 
@@ -265,6 +292,6 @@ def band_shares(run: Run, name: str, method: str) -> dict[str, float]:
     queries = load_queries(run, name)
     read, sets = found.reader(queries), found.sets()
     edges = default_edges(run_schedule(run).T)
-    d, t = found.contributions(sets, read), read(sets[0][0]).t
+    d, t = found.contributions(sets, read), read.times(sets)
     sizes = np.sum([np.abs(by_band(d[:, :, g], t, edges)).sum(axis=1) for g in range(d.shape[2])], axis=0)
     return {f"{a}:{b}": float(x) for a, b, x in zip(edges, edges[1:], sizes / sizes.sum(), strict=False)}

@@ -21,10 +21,9 @@ from guda.files import digest
 from guda.methods.base import METHODS, Method, get_method, make_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.regroup import Subset
-from guda.methods.terms import load_queries, terms_folder
+from guda.methods.terms import load_queries, run_scorer, terms_folder
 from guda.run.data import scored_groups
 from guda.run.models import run_schedule
-from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
@@ -193,6 +192,6 @@ class Trials:
             fit_evals=self.oracle.fit_evals(), score_evals=self.oracle.score_evals(),
             **self.seconds(self.oracle),
         )  # fmt: skip
-        estimand = run_plan(self.run).estimand
+        estimand = run_scorer(self.run).estimand
         seeds = list(self.oracle.seed_sets())
         return dataset_entry(replace(comparison, methods={}, reference=None), seeds, estimand, {CEILING: cost})

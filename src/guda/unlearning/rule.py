@@ -125,8 +125,11 @@ class RuledDenoiser(Denoiser):
 
     def raws(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
         out = self.base.raw(x_t, t, cond)
-        changes = self.rule.changes(x_t, t)[self.groups]
-        return torch.stack([out + self.schedule.output_change(c, t) for c in changes])
+        return torch.stack([out + self.schedule.output_change(c, t) for c in self.x0_changes(x_t, t)])
+
+    def x0_changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """By how much the prediction of x_0 moves, [K, *x_t.shape]: a function of the data and x_t alone."""
+        return self.rule.changes(x_t, t)[self.groups]
 
     def raw(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
         return self.raws(x_t, t, cond)[0]

@@ -15,6 +15,7 @@ from guda.methods.base import METHODS
 from guda.run import progress
 from guda.run.run import Run
 from guda.run.samples import set_name
+from guda.steps import scores_folder
 from guda.web import answer
 from guda.web.results import results
 from guda.web.service import Service
@@ -60,7 +61,7 @@ def _date(seconds: float) -> str:
 def evaluations(run: Run) -> dict[str, DatasetEntry]:
     """Evaluated query sets, the recipe's own first."""
     own = set_name(run, run.recipe.queries)
-    files = {name: run.path("scores", name, "evaluation.json") for name in run.query_sets()}
+    files = {name: scores_folder(run, name) / "evaluation.json" for name in run.query_sets()}
     found = {name: read_entry(path) for name, path in files.items() if path.is_file()}
     return dict(sorted(found.items(), key=lambda item: (item[0] != own, item[0])))
 
