@@ -13,7 +13,7 @@ from guda.errors import GudaError
 from guda.files import read_tensors, write_tensors
 from guda.methods.base import get_method
 from guda.methods.regroup import Subset
-from guda.methods.terms import ModelRef, families, load_counterfactual, load_queries, read_terms
+from guda.methods.terms import ModelRef, families, load_counterfactual, load_queries, run_scorer
 from guda.run.data import load_data
 from guda.run.models import load_model, run_schedule
 from guda.run.plan import run_plan
@@ -47,11 +47,13 @@ def test_terms_of_a_rule_equal_those_of_its_denoiser_alone(run: Run) -> None:
     base = load_model(run, "base")
     refs = get_method(run, "posterior").sets()[0][1]  # type: ignore[attr-defined]
     for group, ref in refs.items():
-        terms = read_terms(run, queries, ref)
+        terms = run_scorer(run).read(queries, ref, run.recipe.scoring.rounds)
         draws = make_draws(base, base.encode(queries.images), queries.ids, plan, 1)
         alone = squared_errors(load_counterfactual(run, ref), draws, 16)
         np.testing.assert_allclose(terms.kl[1], kl(plan, base.schedule.weights, draws.t, alone), rtol=1e-4)
-        assert not np.allclose(terms.kl, read_terms(run, queries, ModelRef("base")).kl), group
+        assert not np.allclose(
+            terms.kl, run_scorer(run).read(queries, ModelRef("base"), run.recipe.scoring.rounds).kl
+        ), group
 
 
 def test_the_python_interface_gives_the_same_scores(run: Run) -> None:

@@ -18,7 +18,7 @@ from guda.errors import GudaError, Mismatch
 from guda.files import read_json
 from guda.methods import terms
 from guda.methods.base import get_method
-from guda.methods.terms import read_terms, terms_folder
+from guda.methods.terms import run_scorer, terms_folder
 from guda.run.data import load_data
 from guda.run.models import load_model, run_schedule
 from guda.run.plan import run_plan
@@ -220,11 +220,11 @@ def test_a_band_is_named_and_is_arithmetic_on_stored_terms(run: Run, evaluations
     method = get_method(run, "retrack")
     full, groups = method.sets()[0]  # type: ignore[attr-defined]
     queries = terms.load_queries(run, SET)
-    base = read_terms(run, queries, full)
+    base = run_scorer(run).read(queries, full, run.recipe.scoring.rounds)
     factor = np.zeros(100)
     factor[1:30], factor[60:] = 0.5, 1.0
     for g, name in enumerate(GROUPS):
-        d = (read_terms(run, queries, groups[name]).kl - base.kl) * factor[base.t]
+        d = (run_scorer(run).read(queries, groups[name], run.recipe.scoring.rounds).kl - base.kl) * factor[base.t]
         np.testing.assert_allclose(found["retrack"].score[:, g], d.mean(axis=0).sum(axis=-1), rtol=1e-9, atol=1e-9)
     after = exact(run.root)
     assert {k: after[k] for k in before} == before

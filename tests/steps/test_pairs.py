@@ -18,7 +18,7 @@ from guda.evaluation.additivity import PairsFile
 from guda.files import read_json
 from guda.methods.base import get_method
 from guda.methods.regroup import in_order, joined, pair_files, pairs_of
-from guda.methods.terms import load_queries, read_terms
+from guda.methods.terms import load_queries, run_scorer
 from guda.run.data import load_data
 from guda.run.models import load_model, need_training
 from guda.run.run import Run
@@ -87,7 +87,7 @@ def test_figures_are_the_terms_differences(done: tuple[Run, PairsFile, dict[str,
     both = pairs_of(logo, [PAIR])
 
     def elbo(model):  # type: ignore[no-untyped-def]
-        return -read_terms(run, queries, model).kl.mean(axis=0).sum(axis=-1)
+        return -run_scorer(run).read(queries, model, run.recipe.scoring.rounds).kl.mean(axis=0).sum(axis=-1)
 
     excess = []
     for seed in (1, 2):

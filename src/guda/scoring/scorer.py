@@ -214,34 +214,30 @@ class _Round(Generic[M]):
 
     def predict(self, reference: M, kin: list[list[M]], wanted: Mapping[M, np.ndarray]) -> _Predictions | None:
         """Evaluate the model that others came from, where it is wanted itself or their changes need it."""
-        scorer = self.scorer
-        needs = [m for models in kin for m in models if m == reference or (scorer.path and m.family is None)]
+        path = self.scorer.path
+        needs = [m for models in kin for m in models if m == reference or (path and m.family is None)]
         if not needs:
             return None
         chosen = np.unique(np.concatenate([wanted[m] for m in needs]))
-        found = self._measure([reference], chosen, keep=True)
+        found = self._measure([reference], chosen, keep=path)
         self._write(reference, "error", chosen, found.errors[0], wanted)
-        assert found.predictions is not None
-        return _Predictions(chosen, found.predictions)
+        return None if found.predictions is None else _Predictions(chosen, found.predictions)
 
     def measure(self, models: list[M], wanted: Mapping[M, np.ndarray], before: _Predictions | None) -> None:
         scorer = self.scorer
         # members of a rule share the queries that any of them wants
         chosen = np.unique(np.concatenate([wanted[m] for m in models]))
-        kinds: list[tuple[str, np.ndarray]] = []
         if models[0].family is not None and scorer.path:
             with scorer.settings.active():
                 ruled = scorer.models.several(models)
                 assert isinstance(ruled, RuledDenoiser)
-                kinds.append(("change", measure_rule(ruled, self._some(chosen)[0], scorer.settings.block)))
+                found = {"change": measure_rule(ruled, self._some(chosen)[0], scorer.settings.block)}
         else:
-            apart = models[0].family is not None or before is None
-            found = self._measure(models, chosen, None if apart or before is None else before.at(chosen))
-            kinds.append(("error", found.errors))
-            if found.changes is not None:
-                kinds.append(("change", found.changes))
-        kinds.sort(key=lambda k: k[0] == scorer.kind)  # last what says that the work is done
-        for kind, squares in kinds:
+            measured = self._measure(models, chosen, None if before is None else before.at(chosen))
+            found = {"error": measured.errors}
+            if measured.changes is not None:
+                found["change"] = measured.changes  # last: it says that the work is done
+        for kind, squares in found.items():
             for model, own in zip(models, squares, strict=True):
                 self._write(model, kind, chosen, own, wanted)
 
@@ -261,7 +257,8 @@ class _Round(Generic[M]):
     def _write(
         self, model: M, kind: str, chosen: np.ndarray, squares: np.ndarray, wanted: Mapping[M, np.ndarray]
     ) -> None:  # fmt: skip
-        """What the estimand needs of the model; what else is known too, where it covers the whole shard."""
+        """What the estimand needs of the model. Errors, which a path divergence does not need, are kept too where they
+        are of the whole shard: they tell its sign, and whether the model makes such pictures."""
         shard, mine = shard_name(self.queries), np.isin(chosen, wanted.get(model, chosen))
         if kind != self.scorer.kind or model not in wanted:
             there = self.scorer.parts.has(self.scorer.name(shard, model, self.number, kind))
