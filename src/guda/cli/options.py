@@ -105,7 +105,9 @@ class Fields:
         text = f"{about.description}{self.note}"
         for other, option in self.names.items():  # as it is called here
             text = text.replace(f"`{other}`", option)
-        optional = (kind if kind in (int, float) else str) | None
+        optional = (kind if kind in (int, float, bool) else str) | None
+        if kind is bool:
+            name = f"{name}/{name.replace('--', '--no-', 1)}"
         return Annotated[optional, typer.Option(name, help=text, metavar="|".join(map(str, choices)) or None, **limits)]
 
 

@@ -37,7 +37,7 @@ def score(
     band: Annotated[
         str | None, typer.Option(help="Use only these timesteps, e.g. 100:1000; the estimand changes and is labelled.")
     ] = None,
-    changes: Changes = fields(ScoringConfig, "rounds", "strata", "drift"),
+    changes: Changes = fields(ScoringConfig, "estimand", "excess", "rounds", "strata", "drift"),
     groups: Groups = None,
     engine: Any = ENGINE,
     as_json: Json = False,
@@ -99,13 +99,24 @@ def evaluate(
     bands: Annotated[
         bool, typer.Option("--bands", help="Show Top-1 in each noise band, with its own ceiling.")
     ] = False,
-    changes: Changes = fields(ScoringConfig, "drift"),
+    function: Annotated[
+        bool,
+        typer.Option(
+            "--function", help="Compare in function space: the cosine of what a method and what a retraining change."
+        ),
+    ] = False,
+    method: Annotated[
+        list[str] | None, typer.Option("--method", "-m", help="With --function: method id, repeatable.")
+    ] = None,
+    first: Annotated[int, typer.Option("-n", min=2, help="With --function: the first so many pictures.")] = 32,
+    changes: Changes = fields(ScoringConfig, "estimand", "excess", "drift"),
     pairs: Annotated[
         bool,
         typer.Option(
             "--pairs", help="Compare methods with each other: paired differences, p-values, what is not separated."
         ),
     ] = False,
+    engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Compare every scored method with the LOGO oracle: six metrics, intervals, ceiling."""
@@ -115,6 +126,8 @@ def evaluate(
     folder = Run.open(run)
     chosen = steps.choose_queries(folder, queries)
     steps.change_scoring(folder, **changes)
+    if function:
+        return show_function(steps.evaluate_function(folder, chosen, method, engine, first), as_json)
     if not bands:
         return show_evaluation(folder.recipe.name, steps.evaluate(folder, chosen, band), as_json, pairs=pairs)
     table = steps.evaluate_bands(folder, chosen)
@@ -139,6 +152,21 @@ def show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = N
         console.print(pairs_terminal(name, entry))
     if report:
         print(f"Report: {report}")
+
+
+def show_function(found: Any, as_json: bool) -> None:
+    """Cosines by noise band."""
+    from rich.console import Console
+
+    from guda.table import Table
+
+    if as_json:
+        print(json.dumps(found.model_dump(mode="json")))
+        return
+    names = list(found.rows[0].other)
+    title = f"Cosine with a retraining: first group / other groups, {found.pictures} pictures of {found.queries}"
+    rows = [[row.band, *(f"{row.own[m].mean:+.2f} / {row.other[m].mean:+.2f}" for m in names)] for row in found.rows]
+    Console().print(Table.of(title, ["t in", *names], rows, found.note).rich())
 
 
 @command

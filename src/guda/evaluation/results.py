@@ -15,7 +15,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeFloat, ValidationError
 
@@ -77,8 +77,10 @@ class DatasetEntry(Config):
     figures: dict[str, FiniteFloat] = Field(default_factory=dict, description="any other measured number")
     n_groups: int | None = Field(default=None, ge=2)
     estimand: str | None = Field(default=None, description="what the oracle's scores are, with t_max")
-    unit: Literal["nats"] = "nats"
-    sign: Literal["positive = the group mattered"] = "positive = the group mattered"
+    unit: Literal["nats", "log ratio"] = "nats"
+    sign: Literal["positive = the group mattered", "larger = the model changes more without the group"] = (
+        "positive = the group mattered"
+    )
     reliability: Reliability | None = None
     random: dict[str, FiniteFloat] | None = Field(default=None, description="expected figures of random rankings")
     reference: str | None = Field(default=None, description="the method that `difference` is taken to")
@@ -112,8 +114,11 @@ def dataset_entry(
     figures: Mapping[str, float] | None = None,
     pairs: Sequence[PairEntry] | None = None,
     floor: Floor | None = None,
+    **named: Any,
 ) -> DatasetEntry:
-    """What `compare` found, and costs by method id; the cost of `logo` goes with the ceiling's figures."""
+    """What `compare` found, and costs by method id; the cost of `logo` goes with the ceiling's figures.
+
+    `named`: unit and sign of the scores, if not nats of an ELBO difference."""
     costs = costs or {}
     if len(seeds) != comparison.n_seeds:
         raise GudaError(
@@ -149,6 +154,7 @@ def dataset_entry(
         note=comparison.note,
         floor=floor,
         pairs=list(pairs) if pairs else None,
+        **named,
     )
 
 

@@ -6,6 +6,7 @@ from guda.steps.cluster import ClusterConfig, plan_cluster
 from guda.steps.estimate_recipe import outline
 from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
 from guda.steps.fit import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, ray_engine, sample, train
+from guda.steps.function import evaluate_function
 from guda.steps.health import health, health_methods
 from guda.steps.init import (
     change_groups,
@@ -55,6 +56,7 @@ __all__ = [
     "evals_per_picture",
     "evaluate",
     "evaluate_bands",
+    "evaluate_function",
     "evaluate_likelihood",
     "fit",
     "fit_tasks",

@@ -61,6 +61,7 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
         found, seeds, scores[oracle.method_id].estimand, costs, figures,
         pairs=separation(found, seed=asked.seed),
         floor=None if rounds is None else query_noise_floor(rounds, asked.resamples, asked.seed),
+        unit=scores[oracle.method_id].unit, sign=scores[oracle.method_id].sign,
     )  # fmt: skip
     value = entry.model_dump(mode="json")
     if bands is not None:

@@ -1,0 +1,166 @@
+"""Fidelity in function space: does a method move the model the way retraining does?
+
+For every picture, group and noise band the cosine of the two changes, beside that of one retraining with another. It
+needs far fewer pictures than ranks do, because every picture tells of every group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from guda.config import Config
+from guda.data.queries import Queries
+from guda.errors import GudaError
+from guda.evaluation.ceiling import CEILING
+from guda.evaluation.intervals import Figure, bootstrap_mean
+from guda.files import write_json
+from guda.methods.base import Method, get_method
+from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.terms import ModelRef, load_queries, run_scorer
+from guda.run import progress
+from guda.run.models import run_schedule
+from guda.run.run import Run
+from guda.run.task import Task, pending
+from guda.scoring.bands import default_edges
+from guda.scoring.products import Products, cosines, cross
+from guda.scoring.scorer import Set, shard_name
+from guda.steps.evaluate import run_oracle
+from guda.steps.fit import Engine, check_fitted, fitted_methods
+from guda.steps.score import prepared, scores_folder
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+ALL = "all"  # the row of all noise bands together
+
+
+class Fidelity(Config):
+    """One noise band: mean cosine with a retraining, by method; `logo`: of one retraining with another."""
+
+    band: str
+    own: dict[str, Figure] = Field(description="each picture's first group, by the retrainings")
+    other: dict[str, Figure] = Field(description="all other groups")
+
+
+class FunctionFile(Config):
+    queries: str
+    pictures: int
+    seeds: list[int]
+    estimand: str
+    note: str
+    rows: list[Fidelity]
+
+
+def products_of(run: Run, methods: Sequence[ElboMethod], oracle: ElboMethod) -> tuple[Products[ModelRef], list[str]]:
+    """The products of all methods and retrainings, and their names in that order."""
+    sets: list[Set[ModelRef]] = [*oracle.seed_sets().values(), *(m.sets()[0] for m in methods)]
+    names = [f"{oracle.method_id}-s{s}" for s in oracle.seed_sets()] + [m.method_id for m in methods]
+    return Products(run_scorer(run), sets), names
+
+
+def product_tasks(run: Run, queries: Queries, products: Products[ModelRef], rounds: int) -> list[Task]:
+    """One task for each shard."""
+    tasks = []
+    for number, shard in enumerate(queries.shards(products.scorer.shard)):
+        names = tuple(products.part_name(shard_name(shard), r) for r in range(rounds))
+        refs = [ref for full, others in products.sets for ref in (full, *others.values())]
+        tasks.append(
+            Task(
+                name=f"changes {queries.name}/{number} of {len(products.sets)} models for each group",
+                stage=f"function/{queries.name}", fn="guda.steps.function:product_shard",
+                args={"queries": queries.name, "ids": list(shard.ids), "rounds": rounds, "groups": products.groups,
+                      "sets": [[full.as_json(), *(o.as_json() for o in others.values())]
+                               for full, others in products.sets]},
+                makes=names, needs=tuple(sorted({p for ref in refs for p in ref.needs(run)})),
+                cost=float(products.networks * shard.n * products.scorer.plan.evals_per_round * rounds),
+            )
+        )  # fmt: skip
+    return pending(run, tasks)
+
+
+def product_shard(
+    run: Run, queries: str, ids: list[str], rounds: int, groups: list[str], sets: list[list[list[object]]]
+) -> None:
+    found: list[Set[ModelRef]] = []
+    for full, *others in sets:
+        refs = [ModelRef(*ref) for ref in others]  # type: ignore[arg-type]
+        found.append((ModelRef(*full), dict(zip(groups, refs, strict=True))))  # type: ignore[arg-type]
+    shard = load_queries(run, queries).subset(ids)
+    Products(run_scorer(run), found).evaluate(shard, rounds, progress.tick)
+
+
+def evaluate_function(
+    run: Run, name: str, methods: Sequence[str] | None, engine: Engine, n: int | None = None, rounds: int = 1
+) -> FunctionFile:
+    """On the first `n` pictures, by default of every such method; written to scores/<set>/function.json."""
+    oracle = run_oracle(run)
+    methods = [m for m in fitted_methods(run) if _changes(get_method(run, m))] if methods is None else methods
+    chosen = [get_method(run, m) for m in methods]
+    check_fitted(run, [oracle.method_id, *methods])
+    simple = [m for m in chosen if _changes(m)]
+    if len(simple) < len(chosen) or not chosen:
+        unfit = ", ".join(m.method_id for m in chosen if m not in simple) or "nothing"
+        raise GudaError(
+            "function-method-unsupported",
+            f"{unfit}: only methods with one counterfactual model per group change a function; name some with --method",
+        )
+    queries = load_queries(run, name)
+    queries = queries if n is None or n >= queries.n else queries.subset(queries.ids[:n])
+
+    def work() -> FunctionFile:
+        products, names = products_of(run, simple, oracle)
+        engine(run, product_tasks(run, queries, products, rounds), f"changes of {name}")
+        p, t = products.read(queries, rounds)
+        seeds = list(oracle.seed_sets())
+        found = FunctionFile(
+            queries=name, pictures=queries.n, seeds=seeds, estimand=products.scorer.plan.estimand,
+            note="Mean over pictures and groups of the cosine between what a method and what a retraining changes.",
+            rows=fidelity(p, t, names, len(seeds), default_edges(run_schedule(run).T)),
+        )  # fmt: skip
+        write_json(scores_folder(run, name) / "function.json", found.model_dump(mode="json"))
+        return found
+
+    return prepared(run, [oracle, *chosen], engine, work)
+
+
+def _changes(method: Method) -> TypeIs[ElboMethod]:
+    """Whether it has one counterfactual model per group."""
+    return has_counterfactuals(method) and not method.oracle and len(method.sets()) == 1
+
+
+def fidelity(p: np.ndarray, t: np.ndarray, names: Sequence[str], n_seeds: int, edges: Sequence[int]) -> list[Fidelity]:
+    """From products [R, Q, G, S, n, n] whose first `n_seeds` models are retrainings; all bands, then each."""
+    whole = p.mean(axis=0).sum(axis=2)  # [Q, G, n, n]
+    seeds = list(range(n_seeds))
+    size = cross(whole, seeds) if n_seeds > 1 else whole[..., 0, 0]
+    first = size.argmax(axis=1)
+    own = np.zeros(size.shape, bool)
+    own[np.arange(len(first)), first] = True
+    rows: list[Fidelity] = []
+    for low, high in [(0, edges[-1]), *pairwise(edges)]:
+        inside = (t >= low) & (t < high)
+        drawn = inside.any(axis=(0, 2))  # pictures with a draw in this band
+        if not drawn.any():
+            continue
+        cos = cosines(np.where(inside[:, :, None, :, None, None], p, 0.0).mean(axis=0).sum(axis=2))[drawn]
+        values = {m: cos[..., i, seeds].mean(axis=-1) for i, m in enumerate(names) if i >= n_seeds}
+        if n_seeds > 1:
+            values = {CEILING: np.mean([cos[..., i, j] for i, j in combinations(seeds, 2)], axis=0)} | values
+        rows.append(
+            Fidelity(
+                band=ALL if (low, high) == (0, edges[-1]) and not rows else f"{low}:{high}",
+                own={m: _mean(v, own[drawn]) for m, v in values.items()},
+                other={m: _mean(v, ~own[drawn]) for m, v in values.items()},
+            )
+        )
+    return rows
+
+
+def _mean(values: np.ndarray, which: np.ndarray) -> Figure:
+    """Over groups inside a picture, then over pictures, with an interval over pictures."""
+    return bootstrap_mean(np.where(which, values, 0.0).sum(axis=1) / which.sum(axis=1))
