@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from guda.baselines.features import FeatureConfig, Featuriser, grid, meet
-from guda.baselines.residuals import profile, residuals
+from guda.baselines.features import FeatureConfig, Featuriser, grid, meet, profile, residuals
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.noise import generator

@@ -15,8 +15,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from guda.config import ModelConfig, TrainingConfig
-from guda.data.images import ImageData
-from guda.data.pixels import to_float, to_uint8
+from guda.data.images import ImageData, to_float, to_uint8
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.families.base import FAMILIES, Family, Frozen

@@ -11,8 +11,7 @@ from tinyrun import SET, Inline, copy_run, exact
 
 from guda import steps
 from guda.baselines.features import grid
-from guda.baselines.fisher import fisher_pass, inverse, mean_of
-from guda.baselines.gradients import Gradients
+from guda.baselines.gradients import Gradients, fisher_pass, inverse, mean_of
 from guda.baselines.similarity import exemplars
 from guda.baselines.synthesized import Ascent, Query, Samples, losses, unlearn_query
 from guda.errors import GudaError, NotFinite

@@ -3,7 +3,7 @@
     theta <- theta + rate u,  u = g / (F + damping),  g = gradient of the query's loss at `levels` timesteps per step
     tau_i  = loss_i(theta after) - loss_i(theta before)          positive = image i is forgotten too: it helped
 
-F is the diagonal Fisher information of the training loss (fisher.py): the step ascends the query's loss where the
+F is the diagonal Fisher information of the training loss (gradients.py): the step ascends the query's loss where the
 training data minds least. Only the chosen weights move, and each query starts from the model itself. A plain rate is
 lr or lr / N; the ascent then runs away where the loss is steeper than F makes believe, as it is in networks that fit
 well. Steps of one length, rate |theta| u / |u|, cannot.
@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from guda.baselines.aggregate import PATTERN
 from guda.baselines.gradients import KEYS_AND_VALUES, Gradients, chosen_weights, regular_expression
+from guda.baselines.influence import PATTERN
 from guda.blocks import blocks
 from guda.config import Config
 from guda.diffusion.cond import Cond

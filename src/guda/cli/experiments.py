@@ -192,8 +192,7 @@ def reproduce(
 ) -> None:
     """Run an experiment of the paper: training, methods, oracles, tables (Markdown, CSV, LaTeX). Can be resumed."""
     from guda.cli.display import outline_text
-    from guda.report.reproduce import read_reproduction, reproduce
-    from guda.report.reproduce_plan import plan_reproduction
+    from guda.report.reproduce import plan_reproduction, read_reproduction, reproduce
 
     wanted = read_reproduction(name)
     if plan:
