@@ -158,3 +158,17 @@ def test_pipelines_are_not_built_from_scratch() -> None:
     with pytest.raises(GudaError) as caught:
         build_denoiser(ModelConfig(net="sdxl", scheduler="linear:20"), (3, 16, 16))  # type: ignore[call-arg]
     assert caught.value.code == "family-not-trainable"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda family: family.frozen({}),
+        lambda family: family.download_patterns(),
+        lambda family: family.read_pipeline(Path("x"), "x"),
+        lambda family: family.read_frozen(Path("x"), "x"),
+    ],
+)
+def test_a_family_without_pipelines_says_so(ask: Callable[[Family], object]) -> None:
+    with refused("pipeline-unsupported", match="Family has no"):
+        ask(Family())

@@ -209,8 +209,8 @@ def test_costs(run: Run) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["at=30"], r"at = 30 is no checkpoint; losses are taken after \[10, 25, 50, 100\] steps"),
-        (["steps=50", "at=100"], r"at = 100 is no checkpoint"),
+        (["at=30"], r"at = 30 is not a checkpoint; losses are taken after \[10, 25, 50, 100\] steps"),
+        (["steps=50", "at=100"], r"at = 100 is not a checkpoint"),
         (["checkpoints=[25,10]"], "must be numbers of steps, increasing"),
         (["checkpoints=[0,10]"], "must be numbers of steps, increasing"),
         (["weights='('"], "not a regular expression"),

@@ -195,7 +195,7 @@ def test_no_browser_is_one_line(monkeypatch):
     with pytest.raises(GudaError, match="needs Chromium, Chrome or Edge"):
         find_browser()
     monkeypatch.setenv("GUDA_BROWSER", "lynx-of-the-moon")
-    with pytest.raises(GudaError, match="lynx-of-the-moon is no program"):
+    with pytest.raises(GudaError, match="lynx-of-the-moon is not a program"):
         find_browser()
 
 

@@ -86,7 +86,7 @@ class SynthesizedConfig(Config):
         if any(c < 1 for c in self.checkpoints) or list(self.checkpoints) != sorted(set(self.checkpoints)):
             raise ValueError(f"checkpoints {list(self.checkpoints)} must be numbers of steps, increasing")
         if self.at is not None and self.at not in self.reached:
-            raise ValueError(f"at = {self.at} is no checkpoint; losses are taken after {list(self.reached)} steps")
+            raise ValueError(f"at = {self.at} is not a checkpoint; losses are taken after {list(self.reached)} steps")
         return self
 
     @property
@@ -247,7 +247,7 @@ def unlearn_query(
     """tau of all samples after so many steps. `before`: their losses by the untouched model, on the same timesteps t.
 
     A loss has no upper bound, so the ascent may run away: it ends once the weights moved by more than the cap, or a
-    loss is no number, and what would have come after is recorded as not a number."""
+    loss is not a number, and what would have come after is recorded as not a number."""
     change = np.full((len(checkpoints), len(samples)), np.nan)
     moved = np.full(len(checkpoints), np.nan)
     try:

@@ -197,7 +197,7 @@ class Share:
     n: int
     lo: float
     hi: float
-    said: float | None = None  # mean of the claimed probabilities; None where the claim is no number
+    said: float | None = None  # mean of the claimed probabilities; None where the claim is not a number
 
     @property
     def mean(self) -> float:
@@ -208,7 +208,7 @@ def clopper_pearson(k: int, n: int, level: float = LEVEL) -> tuple[float, float]
     from scipy.stats import beta
 
     if not 0 <= k <= n or n == 0:
-        raise ValueError(f"{k} of {n} is no share")
+        raise ValueError(f"{k} of {n} is not a share")
     tail = (1 - level) / 2
     lo = 0.0 if k == 0 else float(beta.ppf(tail, k, n - k + 1))
     hi = 1.0 if k == n else float(beta.ppf(1 - tail, k + 1, n - k))

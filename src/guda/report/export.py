@@ -153,7 +153,7 @@ def find_browser() -> str:
     if given:
         raise GudaError(
             "browser-invalid",
-            f"{VARIABLE}={given} is no program; give the path of Chromium, Chrome or Edge, or unset it",
+            f"{VARIABLE}={given} is not a program; give the path of Chromium, Chrome or Edge, or unset it",
         )
     raise GudaError(
         "browser-missing",

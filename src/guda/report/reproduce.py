@@ -155,7 +155,7 @@ def reproduce(
     noisy: Run | None = None
     if scale in wanted.likelihood:
         say(f"{recipe.name}: log-likelihoods")
-        # of the oracle alone: that is what methods are held against, and each model more is as much again
+        # of the oracle alone: that is what methods are compared with, and each model more is as much again
         likelihood(run, choose_queries(run), engine, [run.recipe.evaluation.against])
     if scale in wanted.partition:
         say(f"{recipe.name}: the same on a noisy partition")
