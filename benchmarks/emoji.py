@@ -29,8 +29,8 @@ from guda.run.data import load_data
 from guda.run.recipe import Recipe, builtin_recipe
 from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.steps.estimate_recipe import outline
 from guda.steps.fit import Engine
+from guda.steps.plan import outline
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

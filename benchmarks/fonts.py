@@ -25,7 +25,7 @@ import numpy as np
 from guda import steps
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator
-from guda.evaluation.calibration import clopper_pearson
+from guda.evaluation.intervals import clopper_pearson
 from guda.evaluation.results import DatasetEntry, write_results
 from guda.methods.base import get_method
 from guda.run.data import load_data

@@ -34,7 +34,7 @@ from PIL import Image
 
 from guda import steps
 from guda.diffusion.noise import generator
-from guda.evaluation.calibration import clopper_pearson
+from guda.evaluation.intervals import clopper_pearson
 from guda.evaluation.results import DatasetEntry, read_results, write_results
 from guda.methods.base import get_method
 from guda.run.models import load_model

@@ -29,7 +29,7 @@ from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.steps.fit import Engine
 from guda.steps.setting_trial import Trials
-from guda.unlearning.packing import bank_fraction
+from guda.unlearning.bank import bank_fraction
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -17,12 +17,12 @@ from typing import Any
 LIMIT = 600.0  # seconds after which something is broken, however loaded the machine is
 
 
-def wait_for(happened: Callable[[], object], what: str, limit: float = LIMIT) -> None:
+def wait_for(happened: Callable[[], object], what: str, limit: float = LIMIT, pause: float = 0.01) -> None:
     """Return as soon as `happened()`; fail with `what` if it never does."""
     deadline = time.monotonic() + limit
     while not happened():
         assert time.monotonic() < deadline, f"waited {limit:.0f} s in vain: {what}"
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def stop_before_publishing(root: Path, pattern: str, ready: Callable[[], bool]) -> None:

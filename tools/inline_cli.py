@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any
 
-ENGINES = (("guda.engine.inline", "run_inline"), ("guda.engine.here", "run_here"))  # now, before
+ENGINES = (("guda.engine.inline", "run_inline"), ("guda.engine.loop", "run_inline"), ("guda.engine.here", "run_here"))
 
 
 def _inline_engine() -> Callable[..., int]:

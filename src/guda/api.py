@@ -200,7 +200,7 @@ class OpenRun:
 
     def __init__(self, run: Run, workers: int | None = None) -> None:
         from guda import steps
-        from guda.engine.inline import run_inline
+        from guda.engine.loop import run_inline
 
         self.run = run
         self._engine: steps.Engine = run_inline if workers is None else steps.local_engine(workers)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from guda.baselines.features import FeatureConfig, Featuriser, grid, meet
-from guda.baselines.residuals import profile, residuals
+from guda.baselines.features import FeatureConfig, Featuriser, grid, meet, profile, residuals
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.noise import generator
@@ -165,7 +164,7 @@ def test_features_of_different_making_do_not_meet(make_mlp: Callable[..., Denois
 def test_wrong_settings_are_refused(make_mlp: Callable[..., Denoiser]) -> None:
     with refused("weights-pattern-unmatched", match="names none of the network's weights"):
         Featuriser(make_mlp(), FeatureConfig(weights="attn2"))
-    with refused("sketch-size-indivisible", match="sjlt:3 cuts the sketch into 3 equal parts and 8 is no multiple"):
+    with refused("sketch-size-indivisible", match="sjlt:3 cuts the sketch into 3 equal parts and 8 is not a multiple"):
         Featuriser(make_mlp(), FeatureConfig(sketch="sjlt:3", dim=8))
     broken = make_mlp()
     broken.module.out.weight.data[0, 0] = float("nan")

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from guda.baselines.curvature import Block, Curvature
 from guda.baselines.gradients import KEYS_AND_VALUES, Gradients
-from guda.baselines.kfac import Draws, _Change, curvature
+from guda.baselines.kfac import Block, Curvature, Draws, _Change, curvature
 from guda.diffusion.denoiser import Denoiser, Latents
 from guda.diffusion.loading import make_scheduler
 from guda.errors import GudaError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from guda.baselines.nda import Noised, cuts, posterior_mass
-from guda.data.pixels import to_float
+from guda.data.images import to_float
 
 RNG = np.random.default_rng(7)
 

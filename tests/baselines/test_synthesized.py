@@ -9,8 +9,7 @@ import torch
 from constantnet import constant
 
 from guda.baselines.features import grid
-from guda.baselines.fisher import fisher_pass, inverse, mean_of
-from guda.baselines.gradients import Gradients
+from guda.baselines.gradients import Gradients, fisher_pass, inverse, mean_of
 from guda.baselines.synthesized import Ascent, Query, Samples, first_order, losses, unlearn_query
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import generator

@@ -153,7 +153,7 @@ def test_an_unlearned_model_made_elsewhere_becomes_a_change_to_the_base(guda: Gu
     elif form == "weights":
         Counterfactual("weights", "1", "", "x", weights).save(given)
     elif form == "lowrank":
-        from guda.unlearning.packing import Packing
+        from guda.unlearning.bank import Packing
 
         Packing.parse("lowrank:1").pack(Counterfactual.delta(base, weights, "1", "x")).save(given)
     else:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from guda.data.groups import Groups
-from guda.data.images import ImageData
-from guda.data.pixels import freeze, to_float, to_uint8
+from guda.data.images import ImageData, freeze, to_float, to_uint8
 from guda.data.queries import Queries
 from guda.errors import GudaError, Mismatch
 from refusals import refused

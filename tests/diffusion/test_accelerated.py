@@ -11,12 +11,11 @@ import torch
 from guda.config import TrainingConfig
 from guda.data.images import ImageData
 from guda.diffusion import distributed
-from guda.diffusion.checkpoint import newest
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.distributed import Stepper, make_stepper, precision_on
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.lora import factors, merged, targets, wrap
-from guda.diffusion.training import Trained, train
+from guda.diffusion.training import Trained, newest, train
 from guda.files import read_tensors
 from refusals import refused
 

@@ -16,8 +16,7 @@ from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
 from guda.files import read_tensors, write_tensors
-from guda.run.cache import cached_conditions, cached_latents
-from guda.run.models import _load, load_model
+from guda.run.models import _load, cached_conditions, cached_latents, load_model
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 

@@ -15,8 +15,7 @@ from diffusers.configuration_utils import register_to_config
 from torch import nn
 
 from guda.config import ModelConfig, TrainingConfig
-from guda.data.images import ImageData
-from guda.data.pixels import to_float, to_uint8
+from guda.data.images import ImageData, to_float, to_uint8
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.families.base import FAMILIES, Family, Frozen
@@ -159,3 +158,17 @@ def test_pipelines_are_not_built_from_scratch() -> None:
     with pytest.raises(GudaError) as caught:
         build_denoiser(ModelConfig(net="sdxl", scheduler="linear:20"), (3, 16, 16))  # type: ignore[call-arg]
     assert caught.value.code == "family-not-trainable"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda family: family.frozen({}),
+        lambda family: family.download_patterns(),
+        lambda family: family.read_pipeline(Path("x"), "x"),
+        lambda family: family.read_frozen(Path("x"), "x"),
+    ],
+)
+def test_a_family_without_pipelines_says_so(ask: Callable[[Family], object]) -> None:
+    with refused("pipeline-unsupported", match="Family has no"):
+        ask(Family())

@@ -15,7 +15,7 @@ import torch
 from diffusers import DDPMScheduler, DPMSolverMultistepScheduler
 
 import tiny_pipelines
-from guda.data.pixels import to_float, to_uint8
+from guda.data.images import to_float, to_uint8
 from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.families.base import Frozen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from guda.engine.ray import RayOptions, RayWorkers, import_ray  # noqa: E402
 from guda.files import TEMPORARY  # noqa: E402
 from guda.run.run import Run  # noqa: E402
 from guda.run.task import Task  # noqa: E402
+from waiting import wait_for  # noqa: E402
 
 Moment = Callable[[dict[str, int]], bool]  # of what is published
 Event = Callable[[], bool | None]  # False: it did not happen
@@ -117,12 +117,9 @@ class Eventful(RayWorkers):
     def submit(self, root: str, task: Task) -> Future[float]:
         future = super().submit(root, task)
         if self.events and self.events[0][0](found := published(self.root)):
-            deadline = time.monotonic() + 300
-            while not busy_workers():
-                assert time.monotonic() < deadline, f"{task.name} does not begin"
-                if future.done():
-                    return future  # too short to be caught in the act: at the next task, then
-                time.sleep(0.001)
+            wait_for(lambda: busy_workers() or future.done(), f"{task.name} to begin", pause=0.001)
+            if not busy_workers():
+                return future  # too short to be caught in the act: at the next task, then
             self.seen.append(found)
             self.due.put(self.events[0][1])
             self.due.join()

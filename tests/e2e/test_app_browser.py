@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ import pytest
 for helpers in ("run", "web"):
     sys.path.insert(0, str(Path(__file__).parents[1] / helpers))
 from uploads import grey, png_header  # noqa: E402
+
+from waiting import wait_for  # noqa: E402
 
 pytestmark = pytest.mark.e2e
 WAIT = 180_000  # milliseconds; machines are slow, and nothing is ever waited for in full
@@ -39,11 +40,8 @@ def app_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
-    deadline = time.monotonic() + 300
-    while "Serving" not in log.read_text():
-        assert server.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
+    wait_for(lambda: "Serving" in log.read_text() or server.poll() is not None, "guda serve to start or to exit")
+    assert server.poll() is None, log.read_text()
     yield f"http://127.0.0.1:{port}"
     server.send_signal(signal.SIGINT)
     assert server.wait(300) == 0

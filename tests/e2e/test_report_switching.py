@@ -7,8 +7,8 @@ from tinyrun import SET as TINY
 from tinyrun import Inline, copy_run
 
 from guda import steps
-from guda.report.drawings import draw_missing
 from guda.report.page import write_report
+from guda.report.same_noise import draw_missing
 from guda.scoring.scores import Scores
 
 

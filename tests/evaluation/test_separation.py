@@ -14,8 +14,7 @@ from guda.evaluation.ceiling import compare
 from guda.evaluation.intervals import bootstrap_mean, holm, sign_flip_test
 from guda.evaluation.metrics import top1
 from guda.evaluation.results import DatasetEntry, PairFigure, dataset_entry, read_entry
-from guda.evaluation.separation import pair_text, pairs_table, pairs_terminal, separation
-from guda.evaluation.tables import comparison, told_apart
+from guda.evaluation.tables import comparison, pair_text, pairs_table, pairs_terminal, separation, told_apart
 
 RNG = np.random.default_rng(0)
 TRUTH = RNG.normal(size=(120, 6))

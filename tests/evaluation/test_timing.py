@@ -24,8 +24,8 @@ from guda.evaluation.timing import (
     rate,
 )
 from guda.methods.base import get_method
+from guda.report.costs import measure, timings
 from guda.run.run import Run
-from guda.steps.timing import measure, timings
 from refusals import refused
 
 

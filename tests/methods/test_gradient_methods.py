@@ -14,8 +14,7 @@ from tinyrun import GROUPS, SET, Inline, copy_run, digits_folder, exact, tiny
 
 from guda import steps
 from guda.baselines import influence
-from guda.baselines.features import FeatureConfig, Featuriser
-from guda.baselines.residuals import profile, residuals
+from guda.baselines.features import FeatureConfig, Featuriser, profile, residuals
 from guda.errors import GudaError, Mismatch
 from guda.files import read_json, read_tensors, write_json, write_tensors
 from guda.methods.base import METHODS, get_method

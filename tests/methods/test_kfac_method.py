@@ -9,8 +9,8 @@ import torch
 from tinyrun import SET, Inline, copy_run
 
 from guda import steps
-from guda.baselines.curvature import Curvature
 from guda.baselines.features import FeatureConfig, Featuriser
+from guda.baselines.kfac import Curvature
 from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.methods.terms import load_queries

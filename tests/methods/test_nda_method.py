@@ -9,7 +9,7 @@ from tinyrun import GROUPS, SET, Inline, copy_run, exact
 from guda import steps
 from guda.baselines.nda import Noised, posterior_mass
 from guda.baselines.similarity import exemplars
-from guda.data.pixels import to_float
+from guda.data.images import to_float
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator
 from guda.errors import GudaError

@@ -11,8 +11,7 @@ from tinyrun import SET, Inline, copy_run, exact
 
 from guda import steps
 from guda.baselines.features import grid
-from guda.baselines.fisher import fisher_pass, inverse, mean_of
-from guda.baselines.gradients import Gradients
+from guda.baselines.gradients import Gradients, fisher_pass, inverse, mean_of
 from guda.baselines.similarity import exemplars
 from guda.baselines.synthesized import Ascent, Query, Samples, losses, unlearn_query
 from guda.errors import GudaError, NotFinite
@@ -210,8 +209,8 @@ def test_costs(run: Run) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["at=30"], r"at = 30 is no checkpoint; losses are taken after \[10, 25, 50, 100\] steps"),
-        (["steps=50", "at=100"], r"at = 100 is no checkpoint"),
+        (["at=30"], r"at = 30 is not a checkpoint; losses are taken after \[10, 25, 50, 100\] steps"),
+        (["steps=50", "at=100"], r"at = 100 is not a checkpoint"),
         (["checkpoints=[25,10]"], "must be numbers of steps, increasing"),
         (["checkpoints=[0,10]"], "must be numbers of steps, increasing"),
         (["weights='('"], "not a regular expression"),

@@ -18,7 +18,7 @@ from guda.evaluation.metrics import SIX
 from guda.evaluation.results import DatasetEntry, Figure, MethodEntry
 from guda.evaluation.timing import Timing
 from guda.report import figures, pictures
-from guda.report.style import MARKERS, OKABE_ITO, look
+from guda.report.figures import MARKERS, OKABE_ITO, look
 from guda.scoring.scores import Scores
 from refusals import refused
 

@@ -17,11 +17,11 @@ from guda.evaluation.results import dataset_entry
 from guda.files import write_json
 from guda.report.cards import MethodView, Scale
 from guda.report.page import render, write_report
-from guda.report.thumbnails import Symbols, data_uri, side_for
+from guda.report.pictures import Symbols, data_uri, side_for
 from guda.run.recipe import Recipe
 from guda.run.run import Run
-from guda.scoring.numbers import decimals, interval, percent, signed
 from guda.scoring.scores import Scores
+from guda.table import decimals, interval, percent, signed
 
 EVIL = "<script>alert(1)</script>"
 LABELS = [EVIL] * 4 + ["b & c"] * 8 + ["d"] * 2

@@ -17,15 +17,14 @@ from tinyrun import SET as TINY
 
 from guda import steps
 from guda.errors import GudaError
-from guda.evaluation.calibration import clopper_pearson
+from guda.evaluation.intervals import clopper_pearson
 from guda.report.cards import MethodView
 from guda.report.content import Content
-from guda.report.drawings import draw_missing, drawing_tasks
-from guda.report.export import COLUMNS, SCHEMA, to_json, write_csv, write_json_report
+from guda.report.export import COLUMNS, SCHEMA, find_browser, to_json, write_csv, write_json_report
 from guda.report.page import render, report_path, write_report
-from guda.report.pdf import find_browser
-from guda.scoring.numbers import probability
+from guda.report.same_noise import draw_missing, drawing_tasks
 from guda.scoring.scores import Scores
+from guda.table import probability
 
 
 def odds_run(root: Path, p: list[list[float]], gold: list[int]):
@@ -196,7 +195,7 @@ def test_no_browser_is_one_line(monkeypatch):
     with pytest.raises(GudaError, match="needs Chromium, Chrome or Edge"):
         find_browser()
     monkeypatch.setenv("GUDA_BROWSER", "lynx-of-the-moon")
-    with pytest.raises(GudaError, match="lynx-of-the-moon is no program"):
+    with pytest.raises(GudaError, match="lynx-of-the-moon is not a program"):
         find_browser()
 
 

@@ -21,9 +21,8 @@ from guda.methods.base import get_method
 from guda.methods.terms import run_scorer, terms_folder
 from guda.run.data import load_data
 from guda.run.models import load_model, run_schedule
-from guda.run.plan import run_plan
+from guda.run.plan import halve_block, probe, run_plan, run_settings
 from guda.run.run import Run
-from guda.run.settings import halve_block, probe, run_settings
 from guda.scoring import pilot, scorer
 from guda.scoring.scores import Scores
 from guda.scoring.settings import OutOfMemory, Settings, candidates

@@ -12,7 +12,7 @@ from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.published import published
 from guda.methods.base import METHODS
-from guda.report.paper_outputs import write_paper_tables
+from guda.report.catalogue import write_paper_tables
 from guda.report.reproduce import read_reproduction, reproduce, reproductions, scaled_recipe
 from guda.run.recipe import builtin_recipe
 from guda.run.run import Run

@@ -7,8 +7,7 @@ import pytest
 
 from guda import steps
 from guda.diffusion.likelihood import evals
-from guda.report.reproduce import read_reproduction, scaled_recipe
-from guda.report.reproduce_plan import plan_reproduction
+from guda.report.reproduce import plan_reproduction, read_reproduction, scaled_recipe
 
 EMOJI = Path(__file__).parents[2] / "benchmarks" / "recipes" / "reproduce" / "emoji.yaml"
 

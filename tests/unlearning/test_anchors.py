@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guda.data.templates import SUBJECTS, evaluation_prompt, parse, training_prompt
+from guda.data.prompts import SUBJECTS, evaluation_prompt, parse, training_prompt
 from guda.unlearning.anchors import AnchorsConfig, make_anchor, mean_direction
 from refusals import refused
 

@@ -11,8 +11,17 @@ from pydantic import ValidationError
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.errors import GudaError, Mismatch
-from guda.unlearning.bank import Card, Counterfactual, changes, compress, factor, pays
-from guda.unlearning.packing import Packing, bank_fraction, full_bytes
+from guda.unlearning.bank import (
+    Card,
+    Counterfactual,
+    Packing,
+    bank_fraction,
+    changes,
+    compress,
+    factor,
+    full_bytes,
+    pays,
+)
 from guda.unlearning.unlearn import UnlearnConfig
 from refusals import refused
 

@@ -15,9 +15,8 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.lora import targets, wrap
 from guda.errors import Mismatch
-from guda.unlearning.bank import Counterfactual
+from guda.unlearning.bank import Counterfactual, bank_fraction, full_bytes
 from guda.unlearning.operators.retrack import RetrackConfig
-from guda.unlearning.packing import bank_fraction, full_bytes
 from guda.unlearning.student import Student
 from guda.unlearning.unlearn import unlearn_group
 from refusals import refused

@@ -10,8 +10,7 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.errors import Mismatch
 from guda.scoring.settings import Settings
-from guda.unlearning.bank import Counterfactual, Workbench
-from guda.unlearning.packing import Packing
+from guda.unlearning.bank import Counterfactual, Packing, Workbench
 from guda.unlearning.student import Student
 from guda.unlearning.unlearn import UnlearnConfig
 from refusals import refused

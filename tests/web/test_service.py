@@ -21,12 +21,10 @@ from guda.report.page import PLACEBO_SAYS
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.web import answer
-from guda.web import tables as look
 from guda.web.batch import submit
-from guda.web.job import Job
-from guda.web.results import find, open_result, results
+from guda.web.job import Job, one_picture, to_csv, to_json
+from guda.web.results import find, leaderboard, open_result, pictures, results, runs_table
 from guda.web.service import Service
-from guda.web.snapshot import one_picture, to_csv, to_json
 from guda.web.uploads import Full, Limits, Refused
 
 
@@ -226,7 +224,7 @@ def test_a_link_opens_what_it_stands_under(service: Service, tmp_path: Path) -> 
     """A set scored in full and raced later: the older result keeps its own address."""
     list(service.answer(SET, "budget=200"))
     assert find(service.run, SET, "retrack").rule == "budget=200"  # the newest
-    ids = look.pictures(service.run, SET)
+    ids = pictures(service.run, SET)
     for rule in (None, "budget=200"):
         shot = open_result(service, SET, "retrack", rule or "full", ids[1])
         asked = {k: v[0] for k, v in parse_qs(answer.link(shot)[1:]).items()}
@@ -243,7 +241,7 @@ def test_how_groups_leave_is_told_by_the_rule(service: Service) -> None:
     assert "clearly behind" not in html
     list(service.answer(SET, "top1@0.95"))
     pages = [answer.answer(service, open_result(service, SET, "retrack", "top1@0.95", p))[0]
-             for p in look.pictures(service.run, SET)]  # fmt: skip
+             for p in pictures(service.run, SET)]  # fmt: skip
     assert not any("lower half" in page for page in pages)
 
 
@@ -274,15 +272,15 @@ def test_the_placebo_sentence_is_three_way_and_says_of_which_pictures(tmp_path: 
 
 
 def test_leaderboard_and_runs(service: Service, tmp_path: Path) -> None:
-    board = look.leaderboard(service)
+    board = leaderboard(service)
     assert "LOGO, one retraining (ceiling)" in board
     assert 'class="main"' in board
     bare = Run.open(copy_run(tmp_path / "bare").root)
     bare.path("scores", SET, "evaluation.json").unlink()
-    assert "has not been compared with an oracle" in look.leaderboard(Service(bare.root))
+    assert "has not been compared with an oracle" in leaderboard(Service(bare.root))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
-    table = look.runs_table(tmp_path, bare.root)
+    table = runs_table(tmp_path, bare.root)
     assert "bare (this one)" in table
     assert "cannot be opened" in table
     assert "retrack" in table

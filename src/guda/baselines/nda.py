@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from guda.data.pixels import to_float
+from guda.data.images import to_float
 
 Patch = int | Literal["whole"]
 

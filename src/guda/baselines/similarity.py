@@ -2,7 +2,7 @@
 
     mean      cos(e(x), mean_i e(x_i))      the group's mean embedding (the paper's runs)
     cosines   mean_i cos(e(x), e(x_i))      the mean of cosines (the paper's definition)
-    sum, max, median, top<m>                of the cosines to the group's images (aggregate.py)
+    sum, max, median, top<m>                of the cosines to the group's images (influence.py)
 
 `cosines` is <u(x), mean_i u(x_i)> with u = e / |e|, so the first two need one vector per group. They order groups
 differently only where a group's embeddings differ in length or in how widely they spread. The others need every image:
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from guda.baselines.aggregate import by_group
+from guda.baselines.influence import by_group
 from guda.data.images import ImageData
 from guda.diffusion.noise import generator
 from guda.errors import GudaError

@@ -50,7 +50,7 @@ class SparseSketch(Sketch):
         if dim % places:
             raise GudaError(
                 "sketch-size-indivisible",
-                f"sjlt:{places} cuts the sketch into {places} equal parts and {dim} is no multiple of it; change one",
+                f"sjlt:{places} cuts the sketch into {places} equal parts and {dim} is not a multiple; change one",
             )
         super().__init__(sizes, dim, seed)
         self.places = places

@@ -3,7 +3,7 @@
     theta <- theta + rate u,  u = g / (F + damping),  g = gradient of the query's loss at `levels` timesteps per step
     tau_i  = loss_i(theta after) - loss_i(theta before)          positive = image i is forgotten too: it helped
 
-F is the diagonal Fisher information of the training loss (fisher.py): the step ascends the query's loss where the
+F is the diagonal Fisher information of the training loss (gradients.py): the step ascends the query's loss where the
 training data minds least. Only the chosen weights move, and each query starts from the model itself. A plain rate is
 lr or lr / N; the ascent then runs away where the loss is steeper than F makes believe, as it is in networks that fit
 well. Steps of one length, rate |theta| u / |u|, cannot.
@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from guda.baselines.aggregate import PATTERN
 from guda.baselines.gradients import KEYS_AND_VALUES, Gradients, chosen_weights, regular_expression
+from guda.baselines.influence import PATTERN
 from guda.blocks import blocks
 from guda.config import Config
 from guda.diffusion.cond import Cond
@@ -86,7 +86,7 @@ class SynthesizedConfig(Config):
         if any(c < 1 for c in self.checkpoints) or list(self.checkpoints) != sorted(set(self.checkpoints)):
             raise ValueError(f"checkpoints {list(self.checkpoints)} must be numbers of steps, increasing")
         if self.at is not None and self.at not in self.reached:
-            raise ValueError(f"at = {self.at} is no checkpoint; losses are taken after {list(self.reached)} steps")
+            raise ValueError(f"at = {self.at} is not a checkpoint; losses are taken after {list(self.reached)} steps")
         return self
 
     @property
@@ -247,7 +247,7 @@ def unlearn_query(
     """tau of all samples after so many steps. `before`: their losses by the untouched model, on the same timesteps t.
 
     A loss has no upper bound, so the ascent may run away: it ends once the weights moved by more than the cap, or a
-    loss is no number, and what would have come after is recorded as not a number."""
+    loss is not a number, and what would have come after is recorded as not a number."""
     change = np.full((len(checkpoints), len(samples)), np.nan)
     moved = np.full(len(checkpoints), np.nan)
     try:

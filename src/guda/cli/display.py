@@ -149,7 +149,7 @@ def health_tables(found: Health, width: int) -> Iterator[Any]:
     from rich.table import Table
     from rich.text import Text
 
-    from guda.scoring.numbers import decimals, interval, plain, signed
+    from guda.table import decimals, interval, plain, signed
 
     matrix = np.array(found.matrix)
     names = [name if len(name) <= NAME else name[: NAME - 1] + "…" for name in found.groups]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from guda.cli.options import ENGINE, Json, Method, RunFolder, command, say
+from guda.cli.options import ENGINE, Json, Method, RunFolder, StoredSet, command, say
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -113,9 +113,7 @@ def tuned_text(found: Tuned, applied: bool) -> str:
 def ablate(
     run: RunFolder,
     files: Annotated[list[str], typer.Argument(help="Ablation files, or names of shipped ones.", show_default=False)],
-    queries: Annotated[
-        str | None, typer.Option("--queries", "-q", help="Name of a query set; default: the recipe's.")
-    ] = None,
+    queries: StoredSet = None,
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
@@ -155,9 +153,7 @@ def pairs(
         ),
     ],
     method: Method = None,
-    queries: Annotated[
-        str | None, typer.Option("--queries", "-q", help="Name of a query set; default: the recipe's.")
-    ] = None,
+    queries: StoredSet = None,
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
@@ -192,8 +188,7 @@ def reproduce(
 ) -> None:
     """Run an experiment of the paper: training, methods, oracles, tables (Markdown, CSV, LaTeX). Can be resumed."""
     from guda.cli.display import outline_text
-    from guda.report.reproduce import read_reproduction, reproduce
-    from guda.report.reproduce_plan import plan_reproduction
+    from guda.report.reproduce import plan_reproduction, read_reproduction, reproduce
 
     wanted = read_reproduction(name)
     if plan:

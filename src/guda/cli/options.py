@@ -45,6 +45,8 @@ Groups = Annotated[
 
 QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder of pictures, or a query set's name.")]
 
+StoredSet = Annotated[str | None, typer.Option("--queries", "-q", help="Name of a query set; default: the recipe's.")]
+
 Changes = dict[str, Any]  # fields of a config that were given, by name
 
 ENGINE: Any = object()  # default of a command's `engine`

@@ -47,7 +47,7 @@ def report(
     if out is not None and out.suffix not in (".html", ".htm"):
         raise GudaError("report-not-html", f"--out {out}: the report is an HTML page; give a name that ends in .html")
     if as_pdf:
-        from guda.report.pdf import find_browser
+        from guda.report.export import find_browser
 
         find_browser()  # before anything is drawn
     folder = Run.open(run)
@@ -55,7 +55,7 @@ def report(
     variant = steps.variant(folder, stop, None, "keep", screen)
     content = Content.read(folder, chosen, variant)
     if not no_drawings:
-        from guda.report.drawings import draw_missing
+        from guda.report.same_noise import draw_missing
 
         draw_missing(folder, [v.id for v in content.views], engine)
     page = write_content(content, out or report_path(folder, chosen, variant), drawn=not no_drawings)
@@ -68,7 +68,7 @@ def report(
         if as_json:
             made["json"] = write_json_report(content, page.with_suffix(".json"))
     if as_pdf:
-        from guda.report.pdf import write_pdf
+        from guda.report.export import write_pdf
 
         made["pdf"] = write_pdf(page, page.with_suffix(".pdf"))
     titles = {"report": "Report", "csv": "Table", "pdf": "Paper"}
@@ -135,8 +135,7 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve a web page for the run: upload a picture and watch its scores; leaderboard, stored results, HTTP API."""
     from guda.run.run import Run
-    from guda.web.guard import LOOPBACK
-    from guda.web.server import free, need_gradio, parse_auth
+    from guda.web.server import LOOPBACK, free, need_gradio, parse_auth
 
     login = parse_auth(auth)
     folder = Run.open(run)

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from guda.cli.options import (
-    ENGINE,
-    Changes,
-    Groups,
-    Json,
-    Method,
-    RunFolder,
-    Workers,
-    command,
-    fields,
-    say,
-)
+from guda.cli.options import ENGINE, Changes, Groups, Json, Method, RunFolder, Workers, command, fields, say
 from guda.cli.scores import show_evaluation
 from guda.config import DataConfig, ModelConfig, QueriesConfig
 from guda.errors import GudaError
@@ -49,8 +38,8 @@ def demo(
             page, entry = folder.path("report.html"), read_entry(folder.path("evaluation.json"))
             return show_evaluation(folder.recipe.name, entry, as_json, str(page))
     from guda import steps
-    from guda.report.drawings import draw_missing
     from guda.report.page import write_report
+    from guda.report.same_noise import draw_missing
 
     folder = folder or steps.init(run, recipe)
     entry = steps.pipeline(folder, engine)

@@ -147,7 +147,7 @@ def show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = N
     console = Console()
     console.print(terminal(name, entry, console.width))
     if pairs:
-        from guda.evaluation.separation import pairs_terminal
+        from guda.evaluation.tables import pairs_terminal
 
         console.print(pairs_terminal(name, entry))
     if report:

@@ -1,7 +1,11 @@
-"""Image folders: which files there are, and their pixels.
+"""Image folders: which files there are, their pixels and their labels.
 
 Used for training data (ImageData.from_folder) and for queries (Queries.from_folder). Every file is decoded in full, so
-a damaged one is found before a model is trained on it. Labels come from folder names or a table: labels.py.
+a damaged one is found before a model is trained on it.
+
+Labels are groups and contents, from folder names or a table beside the images. The layout is that of Hugging Face's
+`imagefolder`: nested folders, and optionally metadata.jsonl or metadata.csv at the root, with a `file_name` column
+relative to it. The prompts of queries come from a table of the same form.
 """
 
 from __future__ import annotations
@@ -19,14 +23,20 @@ from guda.errors import GudaError, choices
 
 if TYPE_CHECKING:
     from PIL import Image
+import csv
+import json
+import re
+from dataclasses import dataclass
+from itertools import product
+from pathlib import PurePosixPath
+from typing import Any
 
+from guda.errors import suggestion
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
-
 # Pictures we cannot read. They are refused: passing over them would drop training images without a word.
 FOREIGN = frozenset({".avif", ".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", ".tga", ".ppm", ".pgm"})
-
 
 # Decoders are limited to these: a file named .png that holds PostScript must not start Ghostscript.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
@@ -165,3 +175,213 @@ def read_images(root: Path, files: Sequence[str], size: int | None = None, mode:
         out[i] = image  # grey among colours is repeated over the channels
     out.setflags(write=False)
     return out
+
+
+METADATA = ("metadata.jsonl", "metadata.csv")
+
+
+def image_labels(root: Path, files: Sequence[str], by: str) -> list[str]:
+    """A text for every file: a folder level ("level:2" or "2") or a metadata column."""
+    return [of_image[0] for of_image in _labels(root, files, by, several=False)]
+
+
+def _labels(root: Path, files: Sequence[str], by: str, several: bool) -> list[list[str]]:
+    """The texts of every file; one each, unless `several` may stand in a column."""
+    level = re.fullmatch(r"(?:level:)?([0-9]+)", by)
+    if level is None and by.startswith("level:"):
+        raise GudaError("group-by-invalid", f"group-by {by!r} is not a folder level; write level:1, level:2, ...")
+    if level:
+        return [[label] for label in _level_labels(root, files, int(level[1]))]
+    return _column_labels(root, files, by, several)
+
+
+def group_paths(root: Path, files: Sequence[str], group_by: str | None = None) -> list[list[tuple[str, ...]]]:
+    """The groups of every file, each by its names from the top down: folder levels (default the first) or metadata
+    columns, with slashes between them. A list in a column, which JSON has, is several groups."""
+    parts = ["level:1"] if group_by is None else [part.strip() for part in group_by.split("/")]
+    if not all(parts):
+        raise GudaError(
+            "group-by-empty", f"group-by {group_by!r} has an empty part; write e.g. level:1/level:2, or movement/artist"
+        )
+    if len(set(parts)) != len(parts):
+        raise GudaError(
+            "group-by-duplicate", f"group-by {group_by!r} names {next(p for p in parts if parts.count(p) > 1)!r} twice"
+        )
+    levels = [_labels(root, files, part, several=True) for part in parts]
+    for part, labels in zip(parts, levels, strict=True):
+        if len({tuple(of_image) for of_image in labels}) == 1 and len(labels[0]) == 1:
+            raise GudaError(
+                "groups-too-few",
+                f"all {len(labels)} images in {root} are in one group, {labels[0][0]!r}; attribution compares "
+                "at least two: choose another folder level or metadata column with --group-by"
+                + (f" than {part}" if len(parts) > 1 else ""),
+            )
+    for i, of_image in enumerate(zip(*levels, strict=True)):
+        if sum(len(labels) > 1 for labels in of_image) > 1:  # which belongs to which is not told
+            raise GudaError(
+                "group-lists-ambiguous",
+                f"{files[i]}: lists in two columns of {group_by!r} do not say which part belongs to which group; "
+                "give a list in one of them",
+            )
+    return [list(product(*of_image)) for of_image in zip(*levels, strict=True)]
+
+
+def _level_labels(root: Path, files: Sequence[str], level: int) -> list[str]:
+    if level < 1:
+        raise GudaError("group-level-invalid", "folder levels count from 1: level:1 is the first folder below the root")
+    labels = []
+    for file in files:
+        folders = file.split("/")[:-1]
+        if len(folders) < level:
+            raise GudaError(
+                "group-level-missing",
+                f"{file} in {root} has {len(folders)} folders above it, but its group is the name of folder "
+                f"level {level}; put it in a folder, or group by a metadata column with --group-by COLUMN",
+            )
+        labels.append(folders[level - 1])
+    return labels
+
+
+def _column_labels(root: Path, files: Sequence[str], column: str, several: bool) -> list[list[str]]:
+    present = [root / name for name in METADATA if (root / name).is_file()]
+    if not present:
+        raise GudaError(
+            "metadata-missing",
+            f"cannot group by {column!r}: {root} has no metadata.jsonl or metadata.csv; add one with columns "
+            f"file_name and {column}, or group by folder with --group-by level:1",
+        )
+    if len(present) > 1:
+        raise GudaError("metadata-ambiguous", f"{root} has both metadata.jsonl and metadata.csv; keep one")
+    table = read_rows(present[0], files)
+    columns = list(dict.fromkeys(name for row in table for name in row.values))
+    if column not in columns:
+        raise GudaError(
+            "metadata-column-unknown",
+            f"{present[0]} has no column {column!r}; its columns are {choices(columns)}{suggestion(column, columns)}",
+        )
+    return [_group_values(row, column, several) for row in table]
+
+
+def _group_values(row: Row, column: str, several: bool) -> list[str]:
+    value = row.values.get(column)
+    if not several or not isinstance(value, list):
+        return [_group_value(row, column, value)]
+    found = [_group_value(row, column, one) for one in value]
+    if not found:
+        raise GudaError(
+            "metadata-group-empty", f"{row.where}: column {column!r} is an empty list; every image needs a group"
+        )
+    if len(set(found)) != len(found):
+        raise GudaError(
+            "metadata-group-duplicate",
+            f"{row.where}: column {column!r} names a group twice ({choices(found)}); remove one",
+        )
+    return found
+
+
+def _group_value(row: Row, column: str, value: Any) -> str:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise GudaError("metadata-group-empty", f"{row.where}: column {column!r} is empty; every image needs a group")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int):
+        raise GudaError(
+            "metadata-group-invalid",
+            f"{row.where}: column {column!r} holds {value!r}; a group is text or a whole number",
+        )
+    return str(value)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Row:
+    """One line of a metadata or prompts file; `where` is "file:line", for errors."""
+
+    where: str
+    values: dict[str, Any]
+
+
+def read_rows(path: Path, files: Sequence[str]) -> list[Row]:
+    """The row of every file, in the order of `files`, from a .jsonl or .csv table; each file has one row and each row
+    a file. CSV cells stay text: no guessing that turns an artist called "NA" into a gap."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as f:
+            rows = _read_csv(path, f) if path.suffix == ".csv" else _read_jsonl(path, f)
+    except OSError as e:
+        raise GudaError("metadata-unreadable", f"cannot read {path}: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise GudaError("metadata-encoding", f"{path} is not UTF-8; save it as UTF-8") from None
+    if not rows:
+        raise GudaError("metadata-empty", f"{path} has no rows; write one row per image")
+    return _match(path, rows, files)
+
+
+def _read_csv(path: Path, lines: Any) -> list[Row]:
+    reader = csv.DictReader(lines, strict=True)
+    rows = []
+    try:
+        header = list(reader.fieldnames or ())
+        if len(set(header)) != len(header):
+            raise GudaError("metadata-column-duplicate", f"{path} names a column twice ({choices(header)}); rename one")
+        for values in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in values:
+                raise GudaError(
+                    "metadata-cells-extra",
+                    f"{where}: more cells than the header has columns; quote cells that hold commas",
+                )
+            rows.append(Row(where, dict(values)))
+    except csv.Error as e:
+        raise GudaError(
+            "metadata-csv-invalid", f"{path}:{reader.line_num}: not valid CSV ({e}); correct the line"
+        ) from None
+    return rows
+
+
+def _read_jsonl(path: Path, lines: Any) -> list[Row]:
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as e:
+            raise GudaError(
+                "metadata-json-invalid", f"{path}:{number}: not valid JSON ({e}); write one object per line"
+            ) from None
+        if not isinstance(values, dict):
+            raise GudaError(
+                "metadata-row-invalid",
+                f'{path}:{number}: expected an object such as {{"file_name": ...}}, got {values!r}',
+            )
+        rows.append(Row(f"{path}:{number}", values))
+    return rows
+
+
+def _match(path: Path, rows: Sequence[Row], files: Sequence[str]) -> list[Row]:
+    known, by_file = set(files), dict[str, Row]()
+    for row in rows:
+        name = row.values.get("file_name")
+        if not isinstance(name, str) or not name:
+            raise GudaError(
+                "metadata-file-name-missing",
+                f"{row.where}: no file_name; every row names its image, relative to {path.parent}",
+            )
+        file = str(PurePosixPath(name))  # "./a.png" is "a.png"
+        if file not in known:
+            raise GudaError(
+                "metadata-image-missing",
+                f"{row.where}: there is no image {name!r} in {path.parent}; remove the row or restore the image",
+            )
+        if file in by_file:
+            raise GudaError(
+                "metadata-row-duplicate", f"{row.where}: {name!r} already has a row ({by_file[file].where}); remove one"
+            )
+        by_file[file] = row
+    missing = [file for file in files if file not in by_file]
+    if missing:
+        raise GudaError(
+            "metadata-row-missing",
+            f"{path} has no row for {missing[0]!r} ({len(missing)} of {len(files)} images without a row); add it",
+        )
+    return [by_file[file] for file in files]

@@ -15,10 +15,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from guda import files
-from guda.data.folder import image_files, read_images
-from guda.data.images import check_digest, check_ids, read_stack, write_stack
-from guda.data.labels import read_rows
-from guda.data.pixels import as_pixels, check_pixels
+from guda.data.folder import image_files, read_images, read_rows
+from guda.data.images import as_pixels, check_digest, check_ids, check_pixels, read_stack, write_stack
 from guda.errors import GudaError, suggestion
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from guda.data.pixels import to_float, to_uint8
+from guda.data.images import to_float, to_uint8
 from guda.diffusion import distributed
 from guda.diffusion.cond import Cond
 from guda.diffusion.families.base import Frozen

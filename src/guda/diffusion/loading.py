@@ -71,7 +71,7 @@ def _pipeline_frozen(path: str, lora: str | None) -> Any:
     folder = find_folder(path)
     if (family := pipeline_family(folder)) is None:
         raise GudaError(
-            "pipeline-unsupported", f"{folder} is no pipeline that guda reads ({_pipeline_names()}); was it changed?"
+            "pipeline-unsupported", f"{folder} is not a pipeline that guda reads ({_pipeline_names()}); was it changed?"
         )
     return family.read_frozen(folder, path)
 

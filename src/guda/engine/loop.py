@@ -2,10 +2,15 @@
 
 A pool holds a bounded number of tasks at a time, so a hundred thousand tasks cost the driver a list. What a task
 computes does not depend on the pool.
+
+`run_inline` needs no pool: it runs tasks in this process, one after the other, for a server that keeps its model loaded
+between pictures. Results are bitwise reproducible per thread count. Workers of the other engines have one thread each,
+and so has this process once it has run a task here.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -14,10 +19,9 @@ from typing import Protocol
 from guda.errors import GudaError
 from guda.run.progress import fraction
 from guda.run.run import Run
-from guda.run.task import Task, pending
+from guda.run.task import Task, execute, pending
 
 POLL = 0.25  # seconds between looks at the heartbeats
-
 
 # (tasks done, tasks in all, fraction of the estimated cost, names of the running tasks)
 Watcher = Callable[[int, int, float, list[str]], None]
@@ -125,3 +129,23 @@ class Progress:
         # never backwards: a task removes its heartbeat a moment before it counts as done
         self._shown = 1.0 if over else max(self._shown, min(1.0, (self._cost + partial) / self._all))
         self._watch(self.done, self.total, self._shown, [t.name for t in running])
+
+
+_ALONE = threading.Lock()  # tasks report progress through one place per process
+
+
+def run_inline(run: Run, tasks: list[Task], title: str = "") -> int:
+    """Run what is not done yet; returns how many tasks that were."""
+    import torch
+
+    with _ALONE:
+        torch.set_num_threads(1)
+        left = pending(run, tasks)
+        for task in left:
+            if missing := next((path for path in task.needs if not run.has(path)), None):
+                raise GudaError(
+                    "task-input-missing",
+                    f"{task.name} needs {missing}, which is not there; run the earlier steps first",
+                )
+            execute(run.address, task)
+        return len(left)

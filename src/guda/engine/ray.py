@@ -6,7 +6,7 @@ task's name and arguments: models, pictures and scores go through the run folder
 
 A worker gets one thread for each CPU of its task, so with the default of one the files are byte-identical to the local
 engine's. Where a task has two GPUs or more, a training (`task.trains`) runs in one process for each of them through
-accelerate (engine/multi_gpu.py); that equals a training on one device up to rounding.
+accelerate (engine/torchrun.py); that equals a training on one device up to rounding.
 
 Without an address a cluster of this machine is started and ends with the driver, however that ends. On a cluster that
 was there before, Ray ends the tasks of a driver that is gone.
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from guda.engine.loop import Watcher, run_in
-from guda.engine.multi_gpu import execute_multi_gpu
 from guda.engine.processes import default_workers
+from guda.engine.torchrun import execute_multi_gpu
 from guda.errors import GudaError
 from guda.files import library_versions
 from guda.run.run import Run, here, remote

@@ -30,13 +30,7 @@ from pydantic import Field, FiniteFloat
 from guda.config import Config
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
-from guda.evaluation.intervals import (
-    RESAMPLE_SEEDS_FROM,
-    Figure,
-    bootstrap_mean,
-    percentile_interval,
-    resampled_means,
-)
+from guda.evaluation.intervals import RESAMPLE_SEEDS_FROM, Figure, bootstrap_mean, percentile_interval, resampled_means
 from guda.evaluation.metrics import LOWEST, METRICS, per_query, random_baseline
 
 Array = NDArray[np.float64]

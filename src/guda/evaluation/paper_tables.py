@@ -85,7 +85,7 @@ def _theirs(table: PublishedTable, section: str, more: int = 0, times: bool = Fa
 
 
 def _duration(time: Duration) -> Cell:
-    """A bound is text: it is no number to compute with."""
+    """A bound is text: it is not a number to compute with."""
     return f"< {time.text[1:]} h" if time.bound else Number(time.seconds, f"{time.text} h")
 
 
@@ -256,7 +256,7 @@ def _timing_rows(timings: Sequence[Timing], section: str, n: int) -> list[Row]:
 
 
 def _bounded(t: Timing, bound: float, logo: float | None, n: int) -> tuple[Cell, ...]:
-    """Text: a bound is no number to compute with."""
+    """Text: a bound is not a number to compute with."""
     under = f"< {human_time(bound)}"
     more = None if logo is None or not bound else f"> {logo / bound:.0f}"
     return (t.method, under, f"< {bound / n:.2g} s", under, under, more, None, None, None)

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeFloat, Validation
 from guda.config import Config
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING, Comparison, Floor, Reliability
-from guda.evaluation.intervals import Figure as Figure
+from guda.evaluation.intervals import Figure
 from guda.files import library_versions, read_json, write_json
 
 SCHEMA: Literal["guda-results/1"] = "guda-results/1"

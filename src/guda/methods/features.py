@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from guda.baselines.curvature import Through
-from guda.baselines.features import FeatureConfig, Featuriser, Split, feature_settings, meet
-from guda.baselines.residuals import profile
+from guda.baselines.features import FeatureConfig, Featuriser, Split, feature_settings, meet, profile
+from guda.baselines.kfac import Through
 from guda.baselines.ridge import Rows, Spectrum, gram
 from guda.config import parse_config
 from guda.data.queries import Queries
@@ -32,8 +31,8 @@ from guda.run import progress
 from guda.run.data import load_data, prompt_files
 from guda.run.models import count_weights, load_model, model_digest, model_files, training_inputs
 from guda.run.parts import Sharded, image_shards, query_shard, query_shards
+from guda.run.plan import run_settings
 from guda.run.run import Run
-from guda.run.settings import run_settings
 from guda.run.task import Task
 
 HERE = "guda.methods.features"

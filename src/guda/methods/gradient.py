@@ -6,7 +6,7 @@ Image i acts on a query through one vector (baselines/ridge.py): A_i = w_i phi_q
 
 so sums, means and the exact removal of a group are one vector per group, made when the method is fitted; max, median
 and top<m> keep the images' vectors and stream them. Positive = the image helps (removing it would raise the query's
-loss); a squared score is a size without a sign. What each name means is in baselines/presets.py.
+loss); a squared score is a size without a sign. What each name means is in baselines/influence.py.
 
 Several `seeds` (sketch and noise) and `models` (other full models of the run) are averaged score by score.
 """
@@ -21,9 +21,8 @@ import numpy as np
 import torch
 
 from guda.baselines import influence
-from guda.baselines.features import Featuriser, grid
-from guda.baselines.presets import PRESETS, GradientConfig
-from guda.baselines.residuals import residuals
+from guda.baselines.features import Featuriser, grid, residuals
+from guda.baselines.influence import PRESETS, GradientConfig
 from guda.baselines.ridge import Cholesky, Eigen, Ridge, Rows, effective
 from guda.data.queries import Queries
 from guda.errors import GudaError

@@ -17,9 +17,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from guda.baselines.curvature import Through
-from guda.baselines.kfac import Draws, curvature, need_library
-from guda.baselines.presets import GradientConfig
+from guda.baselines.influence import GradientConfig
+from guda.baselines.kfac import Draws, Through, curvature, need_library
 from guda.files import digest
 from guda.methods.base import method
 from guda.methods.features import FeatureStore

@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from guda.baselines.aggregate import PATTERN, by_group
+from guda.baselines.influence import PATTERN, by_group
 from guda.baselines.nda import Noised, Patch, cuts, posterior_mass
 from guda.baselines.similarity import exemplars
 from guda.config import Config, parse_config
-from guda.data.images import ImageData
-from guda.data.pixels import to_float
+from guda.data.images import ImageData, to_float
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator
 from guda.diffusion.schedule import Schedule

@@ -9,9 +9,8 @@ from guda.methods.base import Method, get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_counterfactual
 from guda.run.models import load_model
-from guda.run.plan import needs_pilot, pilot_file, write_pilot
+from guda.run.plan import needs_pilot, pilot_file, run_settings, write_pilot
 from guda.run.run import Run
-from guda.run.settings import run_settings
 from guda.run.task import Task
 from guda.scoring.pilot import IMAGES, MODELS, POINTS
 

@@ -2,8 +2,8 @@
 
     score = ELBO(full) - ELBO(pretrained start), nats, positive = the fine-tuned model explains the picture better
 
-One row per picture, not one per group, so it is no rival of the methods: it says how much there is to attribute. A
-group's score may exceed it, since groups stand in for one another.
+One row per picture, not one per group, so it does not compete with the methods: it says how much there is to attribute.
+A group's score may exceed it, since groups stand in for one another.
 """
 
 from __future__ import annotations

@@ -15,20 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from guda.baselines.aggregate import by_group
 from guda.baselines.features import grid
-from guda.baselines.fisher import Fisher, fisher_pass, inverse, mean_of, per_sample_block
-from guda.baselines.gradients import Gradients, chosen_weights
+from guda.baselines.gradients import Fisher, Gradients, chosen_weights, fisher_pass, inverse, mean_of, per_sample_block
+from guda.baselines.influence import by_group
 from guda.baselines.similarity import exemplars
-from guda.baselines.synthesized import (
-    Ascent,
-    Query,
-    Samples,
-    SynthesizedConfig,
-    first_order,
-    losses,
-    unlearn_query,
-)
+from guda.baselines.synthesized import Ascent, Query, Samples, SynthesizedConfig, first_order, losses, unlearn_query
 from guda.config import parse_config
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator
@@ -41,8 +32,8 @@ from guda.run import progress
 from guda.run.data import load_data, prompt_files, scored_groups
 from guda.run.models import architecture, count_weights, load_model, model_digest, model_files, training_inputs
 from guda.run.parts import Sharded, query_shard, query_shards
+from guda.run.plan import run_settings
 from guda.run.run import Run
-from guda.run.settings import run_settings
 from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores

@@ -18,9 +18,8 @@ from guda.parts import FolderParts
 from guda.run import progress
 from guda.run.data import load_data
 from guda.run.models import load_model, model_digest, model_files, run_schedule
-from guda.run.plan import run_plan
+from guda.run.plan import run_plan, run_settings
 from guda.run.run import Run
-from guda.run.settings import run_settings
 from guda.run.task import Task
 from guda.scoring.scorer import Scorer, families, shard_names
 from guda.unlearning.bank import Counterfactual, Workbench

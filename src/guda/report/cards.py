@@ -16,9 +16,9 @@ import numpy as np
 
 from guda.scoring.bars import Row, Scale, make_row
 from guda.scoring.null import Null
-from guda.scoring.numbers import decimals, interval, probability, signed
 from guda.scoring.scores import GroupScore, Scores
 from guda.scoring.verdict import Kind, Verdict, verdict
+from guda.table import decimals, interval, probability, signed
 
 PER = 1000  # images
 

@@ -1,7 +1,9 @@
-"""The static figures of a run by name: what each shows, what it may be asked, and how it is drawn from the run's files.
+"""The static figures of a run by name, and the paper's tables and figures of a finished run: arithmetic on its files.
 
 Plots are written as SVG, PDF or PNG, grids of pictures as PNG only: their pixels are the pictures' own. The same run
 gives the same bytes.
+
+The paper has no table for what was not measured on the run: no likelihoods, no noisy twin, no sweep.
 """
 
 from __future__ import annotations
@@ -10,27 +12,39 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from guda.errors import GudaError, suggestion
 from guda.evaluation.ceiling import CEILING
-from guda.evaluation.likelihood import COLUMNS, read_likelihood
-from guda.evaluation.results import DatasetEntry
+from guda.evaluation.likelihood import COLUMNS, read_likelihood, reliability_sentence
+from guda.evaluation.paper_tables import (
+    anchors_table,
+    correlation_table,
+    main_table,
+    noisy_table,
+    oracles_table,
+    sweep_tables,
+    timing_table,
+)
+from guda.evaluation.partition import PartitionFile
+from guda.evaluation.results import DatasetEntry, read_entry, read_file
+from guda.evaluation.sweep import read_sweep
 from guda.evaluation.timing import Timing
 from guda.methods.base import get_method
 from guda.methods.terms import load_queries
 from guda.report import figures, pictures
 from guda.report.content import main_method
+from guda.report.costs import timings
 from guda.report.same_noise import same_noise, same_noise_tasks
 from guda.report.trust import read_evaluation
 from guda.run.data import load_data, scored_groups
+from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.steps.timing import timings
-
-if TYPE_CHECKING:
-    from guda.steps.fit import Engine
-
+from guda.steps.fit import Engine
+from guda.steps.likelihood import VARIANT
+from guda.steps.queries import choose_queries
+from guda.steps.score import scores_folder, scores_path
+from guda.table import Table, write_tables
 
 PLOT, GRID = ("svg", "pdf", "png"), ("png",)
 
@@ -241,3 +255,70 @@ def _stem(found: Figure, asked: Asked) -> str:
 
 def _either(words: list[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+SIZES = {"cifar10": (None, 32), "unlearncanvas": (512,)}  # data.size of the paper's own pictures
+
+ANCHORS = ("anchors-weighted", "anchors-uniform", "anchors-removed")
+
+
+def write_paper_tables(run: Run, published: str, noisy: Run | None = None) -> list[Path]:
+    """RUN/tables/<table>.{md,csv,tex}. `published`: which of the paper's data sets stands beside."""
+    queries = choose_queries(run)
+    entry, name = read_entry(scores_folder(run, queries) / "evaluation.json"), run.recipe.name
+    same = whole_data(run.recipe) == published
+    beside = f"main.{published}"
+    costs = timings(run, queries, list(entry.methods))
+    tables = [
+        main_table(name, entry, costs, beside, same),
+        timing_table(name, costs, beside, same),
+    ]
+    if any(m in entry.methods for m in ANCHORS):
+        tables.append(anchors_table(name, entry, same, costs))
+    for path in sorted(run.path("ablations").glob("*.json")):
+        tables += sweep_tables(name, read_sweep(path), same)
+    tables += _likelihood_tables(run, name, entry, queries, same)
+    if noisy is not None and noisy.has("partition.json"):
+        tables.append(noisy_table(name, read_file(noisy.path("partition.json"), PartitionFile), same))
+    return write_tables(run.path("tables"), tables)
+
+
+def whole_data(recipe: Recipe) -> str | None:
+    """The published data set that a recipe is about; None where it takes a part of it or pictures of another size."""
+    data = recipe.data
+    name = data.source.partition(":")[0]
+    cut = (data.groups, data.limit_per_group, data.limit_contents, data.partition)
+    whole = data.size in SIZES.get(name, ()) and data.split != "test" and all(c is None for c in cut)
+    return name if whole else None
+
+
+def _likelihood_tables(run: Run, name: str, entry: DatasetEntry, queries: str, same: bool) -> list[Table]:
+    path = run.path("scores", queries, VARIANT, "evaluation.json")
+    if not path.is_file():
+        return []
+    found = read_likelihood(path)
+    tables = []
+    if logo := found.correlations.get(CEILING):
+        note = f"{found.estimand}. {reliability_sentence(found)}"
+        tables.append(correlation_table(name, logo, found.n_queries, entry.n_groups or 0, note, same))
+    if found.oracles:
+        tables.append(oracles_table(name, found.oracles["elbo"], found.oracles["likelihood"], same))
+    return tables
+
+
+def write_figures(run: Run, engine: Engine) -> list[Path]:
+    """RUN/figures/: cost against fidelity, scores as a heat map, times, both oracles, training images, the same noise
+    through every model."""
+
+    queries = choose_queries(run)
+    entry = read_entry(scores_folder(run, queries) / "evaluation.json")
+    others = [m for m in entry.methods if m != CEILING]
+    best = sorted(others, key=lambda m: -entry.methods[m].metrics["top1"].mean)[:1]  # none of LOGO alone
+    asked: list[tuple[str, str | None]] = [
+        *([("cost-fidelity", None)] if others else []), ("timing", None), ("exemplars", None),
+        *(("heat-map", m) for m in [CEILING, *best]),
+        *(("same-noise", m) for m in [CEILING, *with_models(run, others)[:1]]),
+    ]  # fmt: skip
+    if scores_path(run, queries, CEILING, VARIANT).is_file():
+        asked.append(("likelihood", CEILING))
+    return [figure(run, name, engine, method=method) for name, method in asked]

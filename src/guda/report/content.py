@@ -14,7 +14,7 @@ import numpy as np
 from guda.data.images import ImageData
 from guda.data.queries import Queries
 from guda.errors import GudaError, Mismatch
-from guda.evaluation.calibration import Share, by_kind, by_probability
+from guda.evaluation.intervals import Share, by_kind, by_probability
 from guda.evaluation.results import DatasetEntry
 from guda.files import digest_file
 from guda.methods.terms import load_queries

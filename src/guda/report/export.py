@@ -1,4 +1,4 @@
-"""The report's content as files for other programs: a tidy table (CSV) and everything as JSON.
+"""The report as other files: a tidy table (CSV), everything as JSON, and the page printed to PDF.
 
 CSV: one row per picture, method and group; columns as in COLUMNS, empty where the method tells nothing.
 
@@ -18,6 +18,8 @@ JSON, schema "guda-report/1":
                             [{group, rank, score, stderr, lo, hi, p_first, rank_lo, rank_hi, n_evals}]}
     evaluation              the run's evaluation.json of this set (schema guda-results/1, one entry), or null
     health                  {method: leakage and drift, as in RUN/health/}
+
+PDF: printed by a browser of the Chromium family, if one is there.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import shutil
+import subprocess
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +38,8 @@ from typing import Any
 import numpy as np
 
 from guda import __version__
-from guda.files import write_text
+from guda.errors import GudaError
+from guda.files import atomic_path, write_text
 from guda.report import costs, health
 from guda.report.cards import MethodView
 from guda.report.content import Content
@@ -127,4 +134,54 @@ def _method(content: Content, view: MethodView) -> dict[str, Any]:
 
 def write_json_report(content: Content, path: Path) -> Path:
     write_text(path, json.dumps(to_json(content), ensure_ascii=False, allow_nan=False) + "\n")
+    return path
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "msedge", "microsoft-edge")
+
+VARIABLE = "GUDA_BROWSER"
+
+PATIENCE = 600  # seconds
+
+
+def find_browser() -> str:
+    """$GUDA_BROWSER, or the first that is found."""
+    given = os.environ.get(VARIABLE)
+    for name in (given,) if given else BROWSERS:
+        if found := shutil.which(name):
+            return found
+    if given:
+        raise GudaError(
+            "browser-invalid",
+            f"{VARIABLE}={given} is not a program; give the path of Chromium, Chrome or Edge, or unset it",
+        )
+    raise GudaError(
+        "browser-missing",
+        f"a PDF needs Chromium, Chrome or Edge and none was found; install one, or name it in ${VARIABLE}, or print "
+        "report.html from any browser",
+    )
+
+
+def write_pdf(page: Path, path: Path) -> Path:
+    """Print `page`. The browser gets an empty profile and no network to speak of: the page asks for nothing."""
+    browser = find_browser()
+    with tempfile.TemporaryDirectory(prefix="guda-pdf-") as profile, atomic_path(path) as tmp:
+        made = Path(profile) / "page.pdf"
+        command = [
+            browser, "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+            "--disable-extensions", "--no-pdf-header-footer", f"--user-data-dir={profile}/profile",
+            # a container's root cannot have the sandbox; the page runs no script but its own (CSP)
+            *(["--no-sandbox"] if getattr(os, "geteuid", lambda: 1)() == 0 else []),
+            f"--print-to-pdf={made}", page.resolve().as_uri(),
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, errors="replace")
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise GudaError(
+                "browser-failed", f"{browser} could not print {page}: {type(e).__name__}; try ${VARIABLE}"
+            ) from None
+        if not made.is_file() or made.read_bytes()[:5] != b"%PDF-":
+            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise GudaError("browser-failed", f"{browser} did not print {page} ({said}); try another with ${VARIABLE}")
+        shutil.copyfile(made, tmp)
     return path

@@ -18,7 +18,7 @@ from guda.methods.health import DriftFigure, Health, read_health
 from guda.report.cards import MethodView, Scale
 from guda.run.run import Run
 from guda.scoring.null import QUANTILE, Null
-from guda.scoring.numbers import decimals, interval, percent, signed
+from guda.table import decimals, interval, percent, signed
 
 NUMBERED = 16  # with more groups, numbers do not fit into the cells; they are in the tooltips
 

@@ -66,7 +66,7 @@
   };
 
   const probability = (p) => (p < 0.005 ? "<1" : p >= 0.995 ? ">99" : Math.round(100 * p)) + "\u00a0%";
-  // Whose pictures stand for the method, and which columns of them: a group's own prompt first (report/drawings.py).
+  // Whose pictures stand for the method, and which columns of them: a group's own prompt first (report/same_noise.py).
   const drawn = (card, m, g) => {
     const d = D.drawings.methods[m.id], n = D.drawings.columns.length;
     card.drawn.hidden = !d;

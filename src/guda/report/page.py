@@ -23,13 +23,13 @@ from guda.files import write_text
 from guda.report import costs, health, trust
 from guda.report.cards import PER, MethodView
 from guda.report.content import Content
-from guda.report.drawings import Drawings, read_drawings
-from guda.report.thumbnails import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
+from guda.report.pictures import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
+from guda.report.same_noise import Drawings, read_drawings
 from guda.run.run import Run
-from guda.scoring import numbers
 from guda.scoring.drift import SUBTRACTED
 from guda.scoring.scores import Scores
 from guda.scoring.verdict import LABELS
+from guda.table import percent, signed
 
 TEMPLATE = "page.html.j2"
 
@@ -91,7 +91,7 @@ def render_content(content: Content, drawn: bool = True) -> str:
         loader=ChoiceLoader([PackageLoader("guda.report", "."), PackageLoader("guda.scoring", ".")]), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"percent": numbers.percent, "signed": numbers.signed}
+    environment.filters |= {"percent": percent, "signed": signed}
     return environment.get_template(TEMPLATE).render(**_context(content, drawn))
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from guda.errors import GudaError
-from guda.evaluation.calibration import Share
 from guda.evaluation.ceiling import CEILING
+from guda.evaluation.intervals import Share
 from guda.evaluation.results import DatasetEntry, Figure
 from guda.files import read_json
 from guda.run.run import Run
-from guda.scoring.numbers import percent, probability
+from guda.table import percent, probability
 
 METRIC = "top1"
 

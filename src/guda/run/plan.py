@@ -1,8 +1,11 @@
-"""The scoring plan of a run, and its pilot (RUN/pilot.json), from which an importance plan is built."""
+"""How a run is scored: its plan, its pilot (RUN/pilot.json), from which an importance plan is built, and its execution
+settings (RUN/probe.json), measured once on a GPU (see scoring/settings.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from guda.run.run import Run
 from guda.run.sketch import Sketch
 from guda.scoring.pilot import measure_density
 from guda.scoring.plan import Plan, make_plan
+from guda.scoring.settings import Settings, fastest
 
 
 def pilot_file(run: Run) -> str:
@@ -82,3 +86,43 @@ def write_pilot(
         "t": found.t.tolist(), "size": found.size.tolist(), "density": found.density.tolist(),
     }  # fmt: skip
     write_json(run.path(pilot_file(run)), value)
+
+
+PROBE = "probe.json"
+
+
+def run_settings(run: Run) -> Settings:
+    """What this run scores with; a GPU's settings come from the probe."""
+    wanted = Settings(run.recipe.scoring.block)
+    if not run.has(PROBE):
+        return wanted
+    found = read_json(run.path(PROBE))
+    try:
+        stored, asked = Settings(**found["settings"]), int(found["asked_block"])
+    except (KeyError, TypeError, ValueError):
+        raise GudaError("probe-damaged", f"{run.path(PROBE)} is damaged; delete it and score again") from None
+    # another block in the recipe is another question; the probe answers the one it was asked
+    return stored if asked == wanted.block else replace(stored, block=wanted.block)
+
+
+def keep(run: Run, settings: Settings, seconds: dict[str, float] | None = None) -> None:
+    write_json(
+        run.path(PROBE),
+        {"settings": asdict(settings), "asked_block": run.recipe.scoring.block, "seconds_per_block": seconds or {}},
+    )
+
+
+def halve_block(run: Run) -> Settings:
+    """After an OutOfMemory: the same settings with half the block, kept."""
+    smaller = run_settings(run).halved()
+    keep(run, smaller)
+    return smaller
+
+
+def probe(run: Run, denoiser: Denoiser) -> Settings:
+    """Time the candidates on this device and keep the fastest; on the CPU there is one, and nothing is written."""
+    if denoiser.device.type == "cpu" or run.has(PROBE):
+        return run_settings(run)
+    best, seconds = fastest(denoiser, run.recipe.scoring.block)
+    keep(run, best, seconds)
+    return best

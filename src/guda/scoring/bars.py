@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from guda.errors import GudaError
-from guda.scoring.numbers import decimals, interval, plain, signed
+from guda.table import decimals, interval, plain, signed
 
 if TYPE_CHECKING:
     from guda.scoring.scores import GroupScore, Scores

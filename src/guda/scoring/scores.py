@@ -17,8 +17,8 @@ import numpy as np
 
 from guda.errors import GudaError, NotFinite, suggestion
 from guda.files import read_table, write_table
-from guda.scoring.numbers import decimals
 from guda.scoring.verdict import Verdict, verdict
+from guda.table import decimals
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from guda.scoring.numbers import interval, signed
+from guda.table import interval, signed
 
 if TYPE_CHECKING:
     from guda.scoring.scores import GroupScore

@@ -3,7 +3,6 @@
 from guda.run.samples import query_count
 from guda.steps.ablate import ablate, read_ablation
 from guda.steps.cluster import ClusterConfig, plan_cluster
-from guda.steps.estimate_recipe import outline
 from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
 from guda.steps.fit import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, ray_engine, sample, train
 from guda.steps.function import evaluate_function
@@ -21,7 +20,7 @@ from guda.steps.init import (
 from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_path
 from guda.steps.pairs import pairs, parse_pairs
 from guda.steps.partition import partition
-from guda.steps.plan import Budget, plan
+from guda.steps.plan import Budget, outline, plan
 from guda.steps.prompts import prompts_build, prompts_show
 from guda.steps.queries import add_queries, choose_or_add_queries, choose_queries, keep_queries
 from guda.steps.score import (

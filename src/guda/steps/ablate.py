@@ -7,7 +7,7 @@
       - {axis: lr, values: [1.0e-4, 3.0e-4]}
       - {axis: k_nearest, values: {"10": 10, all: null}}        # with labels
 
-This is no grid: axes are not crossed, rows keep the file's order, and the recipe's own setting is a row of every axis.
+Not a grid: axes are not crossed, rows keep the file's order, and the recipe's own setting is a row of every axis.
 
 `axis: epochs` is the paper's count: an epoch is one pass over the forget set, |D_k| / batch_forget steps. A method has
 one number of steps for all groups, so |D_k| is the mean group size.

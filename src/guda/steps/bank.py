@@ -23,8 +23,7 @@ from guda.methods.regroup import fitted_placebos, pair_files
 from guda.run.data import load_data
 from guda.run.models import architecture, load_model, model_digest, model_files, need_training
 from guda.run.run import Run
-from guda.unlearning.bank import FILES, Card, Counterfactual, dtype_text
-from guda.unlearning.packing import full_bytes
+from guda.unlearning.bank import FILES, Card, Counterfactual, dtype_text, full_bytes
 from guda.unlearning.rule import read_rule
 
 

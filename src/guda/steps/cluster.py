@@ -26,8 +26,8 @@ from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import terms_folder
 from guda.run.data import load_data
 from guda.run.models import architecture
+from guda.run.plan import run_settings
 from guda.run.run import Run
-from guda.run.settings import run_settings
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task
 from guda.scoring.settings import seconds_per_block

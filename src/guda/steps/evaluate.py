@@ -11,7 +11,7 @@ from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.ceiling import Comparison, compare, query_noise_floor
 from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
-from guda.evaluation.separation import separation
+from guda.evaluation.tables import separation
 from guda.files import write_json
 from guda.methods.base import METHODS, Method, get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals

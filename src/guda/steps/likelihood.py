@@ -13,7 +13,7 @@ from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING, compare, query_noise_floor, reliability
 from guda.evaluation.likelihood import LikelihoodFile, correlate, likelihood_markdown
 from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
-from guda.evaluation.separation import separation
+from guda.evaluation.tables import separation
 from guda.files import write_json, write_text
 from guda.methods.base import Method, get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals

@@ -20,9 +20,9 @@ from guda.methods.regroup import PLACEBO, fitted_placebos, placebo_size
 from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
 from guda.run.models import load_model, run_schedule
+from guda.run.plan import halve_block, probe
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
-from guda.run.settings import halve_block, probe
 from guda.run.task import Task, pending
 from guda.scoring.bands import Bands, by_band, default_edges
 from guda.scoring.null import Null

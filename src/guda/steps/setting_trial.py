@@ -1,4 +1,4 @@
-"""A trial: one method with some settings, fitted, scored and held against the LOGO oracle, beside the recipe's own.
+"""A trial: one method with some settings, fitted, scored and compared with the LOGO oracle, beside the recipe's own.
 
 Settings are part of the names of what they make, so any number of trials live in one run and the recipe stays as it
 is. They share the terms of the oracle and of the full model; a finished trial does no work. With `groups`, only these
@@ -37,7 +37,7 @@ def method_class(method: str) -> type[Method]:
     found = METHODS.find(method)
     if found.oracle:
         raise GudaError(
-            "oracle-as-method", f"{method} is the oracle that settings are held against; choose another method"
+            "oracle-as-method", f"{method} is the oracle that settings are compared with; choose another method"
         )
     return found
 
@@ -48,12 +48,12 @@ def restricted(method: ElboMethod, groups: tuple[str, ...]) -> ElboMethod:
 
 
 def fitted_oracle(run: Run, groups: tuple[str, ...]) -> ElboMethod:
-    """What trials of these groups are held against, refused where it is not there yet."""
+    """What trials of these groups are compared with, refused where it is not there yet."""
     oracle = restricted(run_oracle(run), groups)
     if missing := [t for t in oracle.fit() if not t.done(run)]:
         raise GudaError(
             "logo-not-fitted",
-            f"settings are held against LOGO, which is not fitted for {choices(groups)} ({len(missing)} trainings "
+            f"settings are compared with LOGO, which is not fitted for {choices(groups)} ({len(missing)} trainings "
             f"missing, first: {missing[0].name}); run: guda fit {run.root} --method logo",
         )
     return oracle

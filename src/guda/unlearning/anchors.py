@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from guda.config import Config
-from guda.data.templates import ANCHOR, parse, training_prompt
+from guda.data.prompts import ANCHOR, parse, training_prompt
 from guda.data.text import Embed, unit_rows
 from guda.diffusion.noise import generator
 from guda.errors import GudaError, choices, suggestion

@@ -13,8 +13,7 @@ import torch
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
-from guda.unlearning.bank import A, B, Counterfactual
-from guda.unlearning.packing import Packing
+from guda.unlearning.bank import A, B, Counterfactual, Packing
 
 
 class Student:

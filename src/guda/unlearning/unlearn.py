@@ -29,8 +29,7 @@ from guda.diffusion.denoiser import Denoiser, Latents, encode_all
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.registry import Registry
-from guda.unlearning.bank import Counterfactual
-from guda.unlearning.packing import Store
+from guda.unlearning.bank import Counterfactual, Store
 from guda.unlearning.student import BATCHES, Patience, Student, split
 
 

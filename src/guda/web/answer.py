@@ -14,12 +14,12 @@ from guda.data.images import ImageData
 from guda.methods.terms import load_queries
 from guda.report.cards import MethodView, Row, Scale
 from guda.report.page import EXEMPLARS, PLACEBO_SAYS, SHOWN, TINY
-from guda.report.thumbnails import EXEMPLAR, LARGEST, data_uri
-from guda.scoring import numbers
+from guda.report.pictures import EXEMPLAR, LARGEST, data_uri
 from guda.scoring.race import StopRule
 from guda.scoring.verdict import Verdict
+from guda.table import percent, signed
+from guda.web.job import Snapshot, address, to_csv, to_json
 from guda.web.service import Service
-from guda.web.snapshot import Snapshot, address, to_csv, to_json
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -38,7 +38,7 @@ def environment() -> Environment:
         loader=ChoiceLoader([PackageLoader(p, ".") for p in ("guda.web", "guda.report", "guda.scoring")]),
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= {"percent": numbers.percent, "signed": numbers.signed}
+    made.filters |= {"percent": percent, "signed": signed}
     return made
 
 

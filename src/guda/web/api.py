@@ -1,6 +1,6 @@
 """The HTTP API: named endpoints of the app that take plain values and give JSON. docs/web.md documents the fields.
 
-Files come in through a component that hands over nothing but what was uploaded (question.py): an endpoint that took
+Files come in through a component that hands over nothing but what was uploaded (ask.py): an endpoint that took
 a path by itself would read any file of the server for whoever asked.
 """
 
@@ -11,12 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from guda.errors import GudaError
-from guda.web import tables as look
-from guda.web.ask import looks
-from guda.web.question import upload
-from guda.web.results import open_result, results
+from guda.web.ask import looks, upload
+from guda.web.job import Snapshot, to_json
+from guda.web.results import evaluations, open_result, pictures, results
 from guda.web.service import DEFAULT_RULE, Service
-from guda.web.snapshot import Snapshot, to_json
 
 
 def told(service: Service, shot: Snapshot, note: str = "") -> dict[str, Any]:
@@ -49,7 +47,7 @@ def api(service: Service) -> None:
         """Every stored result, newest first."""
         run = service.run
         return [
-            {"result": r.queries, "method": r.method, "rule": r.rule, "pictures": len(look.pictures(run, r.queries))}
+            {"result": r.queries, "method": r.method, "rule": r.rule, "pictures": len(pictures(run, r.queries))}
             for r in results(run)
         ]
 
@@ -63,7 +61,7 @@ def api(service: Service) -> None:
     def leaderboard() -> dict[str, Any]:
         """Methods against the oracle, by query set, in the schema of a run's evaluation.json."""
         try:
-            return {name: entry.model_dump(mode="json") for name, entry in look.evaluations(service.run).items()}
+            return {name: entry.model_dump(mode="json") for name, entry in evaluations(service.run).items()}
         except GudaError as e:
             raise refused(e) from None
 

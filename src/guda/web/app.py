@@ -1,4 +1,9 @@
-"""The Gradio app: five tabs over one Service. Only widgets and wiring; their content is rendered elsewhere."""
+"""The Gradio app: five tabs over one Service. Only widgets, wiring and appearance; content is rendered elsewhere.
+
+The app has the report's style sheets, scoped to what guda draws, and a theme with the same colours. The report turns
+dark when the system is; Gradio marks dark by a class, so the report's dark colours go under it. Every rule is nested
+below `.guda`, for its class names are plain words that Gradio's own widgets may use, too.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guda.web import answer
-from guda.web import tables as look
 from guda.web.api import api
-from guda.web.ask import ask_tab
+from guda.web.ask import ask_tab, html
 from guda.web.batch import batch_tab
-from guda.web.question import html
-from guda.web.results_tab import shelf_tab
+from guda.web.results import leaderboard, runs_table, shelf_tab
 from guda.web.service import Service
 
 if TYPE_CHECKING:
     from gradio import Blocks
+from importlib.resources import files
 
+from guda.scoring.bars import split_sheet
 
 TITLE = "Which training images shaped this picture?"
 
@@ -37,9 +42,9 @@ def build(service: Service, runs: Path) -> Blocks:
             with gr.Tab("Stored results", id="stored") as stored:
                 shelf = shelf_tab(service)
             with gr.Tab("Leaderboard", id="leaderboard") as leaders:
-                board = html(look.leaderboard(service), elem_id="leaderboard")
+                board = html(leaderboard(service), elem_id="leaderboard")
             with gr.Tab("Runs", id="runs") as others:
-                table = html(look.runs_table(runs, service.root), elem_id="runs-table")
+                table = html(runs_table(runs, service.root), elem_id="runs-table")
         api(service)
 
         def arrive(request: gr.Request) -> tuple[Any, ...]:
@@ -54,7 +59,71 @@ def build(service: Service, runs: Path) -> Blocks:
         )  # Gradio needs the class itself, and `gr` is local to this function
         app.load(arrive, None, [tabs, shelf.result, shelf.picture, shelf.place], **quick)
         stored.select(shelf.refill, None, [shelf.result, shelf.table], **quick)
-        leaders.select(lambda: look.leaderboard(service), None, board, **quick)
-        others.select(lambda: look.runs_table(runs, service.root), None, table, **quick)
+        leaders.select(lambda: leaderboard(service), None, board, **quick)
+        others.select(lambda: runs_table(runs, service.root), None, table, **quick)
     app.queue(default_concurrency_limit=None)
     return app
+
+
+SHEETS = (("guda.scoring", "bars.css"), ("guda.report", "health.css"), ("guda.web", "web.css"))
+
+
+def sheet(sources: tuple[tuple[str, str], ...] = SHEETS) -> str:
+    """One style sheet: colours of the page, colours of the dark page, and rules for what is inside `.guda`."""
+    light, dark, rules = "", "", ""
+    for package, name in sources:
+        found = split_sheet(files(package).joinpath(name).read_text("utf-8"))
+        light, dark, rules = light + found[0], dark + found[1], rules + found[2]
+    light = light.replace("color-scheme: light dark;", "color-scheme: light;")
+    outside = files("guda.web").joinpath("frame.css").read_text("utf-8")
+    return f":root {{{light}}}\n.dark {{ color-scheme: dark;{dark}}}\n{outside}\n.guda {{\n{rules}\n}}\n"
+
+
+def theme() -> Any:
+    """Gradio's widgets in the report's colours; fonts are the system's, so nothing is fetched."""
+    from gradio.themes import Base
+
+    both = {
+        "body_background_fill": "var(--paper)",
+        "body_text_color": "var(--ink)",
+        "body_text_color_subdued": "var(--soft)",
+        "background_fill_primary": "var(--card)",
+        "background_fill_secondary": "var(--faint)",
+        "block_background_fill": "var(--card)",
+        "block_border_color": "var(--line)",
+        "block_label_background_fill": "var(--card)",
+        "block_label_text_color": "var(--ink)",
+        "block_title_text_color": "var(--ink)",
+        "block_info_text_color": "var(--soft)",
+        "border_color_primary": "var(--line)",
+        "border_color_accent": "var(--blue)",
+        "color_accent_soft": "var(--faint)",
+        "input_background_fill": "var(--card)",
+        "input_border_color": "var(--soft)",
+        "input_border_color_focus": "var(--focus)",
+        "input_placeholder_color": "var(--soft)",
+        "checkbox_background_color": "var(--card)",
+        "checkbox_background_color_selected": "var(--blue)",
+        "checkbox_border_color": "var(--soft)",
+        "checkbox_border_color_selected": "var(--blue)",
+        "checkbox_label_background_fill": "var(--card)",
+        "checkbox_label_background_fill_hover": "var(--faint)",
+        "checkbox_label_background_fill_selected": "var(--faint)",
+        "checkbox_label_border_color": "var(--line)",
+        "checkbox_label_text_color": "var(--ink)",
+        "checkbox_label_text_color_selected": "var(--ink)",
+        "button_primary_background_fill": "var(--blue)",
+        "button_primary_background_fill_hover": "var(--blue)",
+        "button_primary_text_color": "var(--card)",
+        "button_secondary_background_fill": "var(--card)",
+        "button_secondary_background_fill_hover": "var(--faint)",
+        "button_secondary_border_color": "var(--soft)",
+        "button_secondary_text_color": "var(--ink)",
+        "link_text_color": "var(--blue)",
+        "panel_background_fill": "var(--card)",
+    }
+    made = Base(primary_hue="blue", neutral_hue="stone", font=("sans-serif",), font_mono=("monospace",))
+    return made.set(
+        **both, **{f"{key}_dark": value for key, value in both.items()},
+        color_accent="var(--blue)", block_shadow="none", block_border_width="1px", button_primary_shadow="none",
+    )  # fmt: skip

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from guda.errors import GudaError
 from guda.web import answer
-from guda.web import tables as look
-from guda.web.ask import LOOK, looks
-from guda.web.job import Job
-from guda.web.question import html, question, rule_of, upload
+from guda.web.ask import LOOK, html, looks, question, rule_of, upload
+from guda.web.job import Job, Snapshot
+from guda.web.results import words
 from guda.web.service import Service
-from guda.web.snapshot import Snapshot
 from guda.web.uploads import Full
 
 MOST = 64  # pictures in one go
@@ -43,7 +41,7 @@ def batch_tab(service: Service) -> None:
         for number, file in enumerate(files):
             # submit as many as the queue holds, in a thread that finishes even if the page is closed
             await asyncio.to_thread(submit, service, questions, asked, rule, method)
-            yield look.words("Answers", HEADER, rows, f"{number} of {len(files)} done.{_rest(len(asked), len(files))}")
+            yield words("Answers", HEADER, rows, f"{number} of {len(files)} done.{_rest(len(asked), len(files))}")
             while len(asked) <= number:  # others have filled the queue
                 await asyncio.sleep(LOOK)
                 await asyncio.to_thread(submit, service, questions, asked, rule, method)
@@ -59,7 +57,7 @@ def batch_tab(service: Service) -> None:
                 rows.append((answer.link(last), line(service, name, last)))
             except GudaError as e:
                 rows.append(("", (name, f"not accepted: {e}", "", "", "", "")))
-        yield look.words("Answers", HEADER, rows, f"All {len(files)} done.")
+        yield words("Answers", HEADER, rows, f"All {len(files)} done.")
 
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=300):

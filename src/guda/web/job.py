@@ -1,12 +1,131 @@
-"""Job: one picture being scored by the service; any number of pages can watch it."""
+"""Job: one picture being scored by the service; any number of pages can watch it.
+
+A Snapshot is what is known of the picture at one moment of a race, or at its end; also as JSON and CSV.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
 
 from guda.errors import GudaError
-from guda.web.snapshot import Snapshot
+from guda.report.cards import MethodView
+from guda.scoring.scores import Scores
+
+FULL = "full"  # what an address calls scores by the recipe's rounds
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """`scores` holds one picture. A stored result is the last snapshot of its race, made from the scores alone."""
+
+    queries: str  # name of the query set
+    rule: str | None  # stop rule by name; None: scored by the recipe's fixed rounds
+    scores: Scores
+    networks: tuple[int, int]  # (shared, each) network evaluations of a draw, as methods/elbo.py counts them
+    draws: int  # evaluations of one network in one round
+    final: bool = True
+    prompt: str | None = None
+
+    @property
+    def picture(self) -> str:
+        return self.scores.queries[0]
+
+    @property
+    def evals(self) -> int:
+        """Network evaluations spent on the picture, the full model's included."""
+        return round(float(self.scores.evals_per_query(*self.networks)[0]))
+
+    @property
+    def rounds(self) -> np.ndarray:
+        """[G]: rounds that each group was in the race."""
+        evals = np.broadcast_to(self.scores.n_evals, self.scores.score.shape)[0]
+        return np.rint(evals / (sum(self.networks) * self.draws)).astype(int)
+
+    @property
+    def left(self) -> np.ndarray:
+        """bool [G]: groups that were out of the race before its last round."""
+        return np.asarray(self.rounds < self.rounds.max())
+
+    @property
+    def settled(self) -> bool | None:
+        """Whether a race answered its question; None where no question was put."""
+        if self.rule is None or not self.rule.startswith("top"):
+            return None
+        return self.scores.rank_hi is not None and bool(np.isfinite(self.scores.rank_hi[0]).any())
+
+
+def address(queries: str, method: str, rule: str | None, picture: str | None = None) -> str:
+    """Where a stored result is seen again; relative, so that it holds behind any host name.
+
+    Scored in full is named, too: an address without a rule means the newest result, which another race may become."""
+    parts = {"result": queries, "method": method, "rule": rule or FULL}
+    return "?" + urlencode(parts | ({"picture": picture} if picture else {}))
+
+
+def one_picture(scores: Scores, picture: str | None = None) -> Scores:
+    """The scores of a single picture, by default the first."""
+    if picture is not None:
+        scores[picture]  # an unknown one is refused with a suggestion
+    q = 0 if picture is None else scores.queries.index(picture)
+    if len(scores.queries) == 1:
+        return scores
+
+    def row(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else array[q : q + 1]
+
+    evals = np.broadcast_to(scores.n_evals, scores.score.shape)[q : q + 1]
+    return Scores(
+        scores.method, scores.unit, scores.estimand, (scores.queries[q],), scores.groups, scores.score[q : q + 1],
+        evals, row(scores.stderr), row(scores.lo), row(scores.hi), row(scores.rank_lo), row(scores.rank_hi),
+        row(scores.p_first), row(scores.ranks), scores.sign,
+    )  # fmt: skip
+
+
+def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
+    """The documented form (docs/web.md): plain JSON, groups best first, null where there is no interval yet."""
+    scores, said = snapshot.scores, view.verdicts[0]
+    place = {name: g for g, name in enumerate(scores.groups)}
+    rounds, left = snapshot.rounds, snapshot.left
+    return {
+        "result": snapshot.queries,
+        "picture": snapshot.picture,
+        "prompt": snapshot.prompt,
+        "method": scores.method,
+        "unit": scores.unit,
+        "sign": scores.sign,
+        "estimand": scores.estimand,
+        "rule": snapshot.rule,
+        "settled": snapshot.settled,
+        "evaluations": snapshot.evals,
+        "verdict": {"kind": said.kind, "headline": said.headline, "detail": said.detail},
+        "placebo_floor": view.null,
+        "groups": [
+            {
+                "group": g.group, "rank": g.rank, "score": g.score, "lo": g.lo, "hi": g.hi,
+                "rounds": int(rounds[place[g.group]]), "left_early": bool(left[place[g.group]]),
+            }
+            for g in scores[snapshot.picture].ranked
+        ],
+    }  # fmt: skip
+
+
+def to_csv(value: dict[str, Any]) -> str:
+    """The groups of `to_json`, one line each, with what they are groups of."""
+    out = io.StringIO()
+    about = ("result", "picture", "method", "rule", "unit")
+    rows = [{key: value[key] for key in about} | group for group in value["groups"]]
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 class Job:

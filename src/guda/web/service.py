@@ -17,7 +17,7 @@ import numpy as np
 from guda import steps
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.engine.inline import run_inline
+from guda.engine.loop import run_inline
 from guda.errors import GudaError
 from guda.methods.base import METHODS, get_method
 from guda.methods.elbo import has_counterfactuals
@@ -28,16 +28,14 @@ from guda.methods.terms import load_queries
 from guda.report.cards import MethodView
 from guda.run.data import scored_data
 from guda.run.models import load_model
-from guda.run.plan import run_plan
+from guda.run.plan import probe, run_plan
 from guda.run.run import UPLOAD, Run
 from guda.run.samples import set_name
-from guda.run.settings import probe
 from guda.run.task import Task, pending
 from guda.scoring.null import Null
 from guda.scoring.race import Race, StopRule
 from guda.scoring.scores import Scores
-from guda.web.job import Job
-from guda.web.snapshot import Snapshot
+from guda.web.job import Job, Snapshot
 from guda.web.uploads import Full, Limits, Picture, Refused, keep_upload, read_prompt, read_upload, upload_name
 
 DEFAULT_RULE = "top1@0.95"

@@ -126,19 +126,22 @@ class Family:
 
     def frozen(self, source: Mapping[str, Any]) -> Frozen:
         """The frozen part that `Frozen.source()` described, where its `kind` is the name of this family."""
-        raise NotImplementedError
+        raise self._lacks("frozen part")
 
     def download_patterns(self) -> list[str]:
         """Files of a pipeline's Hub repository that are needed: not the other copies of the weights beside them."""
-        raise NotImplementedError
+        raise self._lacks("pipeline to download")
 
     def read_pipeline(self, folder: Path, path: str, lora: str | None = None) -> tuple[nn.Module, Frozen]:
         """The network and the frozen part of a pipeline folder; `path`: how the user named it."""
-        raise NotImplementedError
+        raise self._lacks("pipeline to read")
 
     def read_frozen(self, folder: Path, path: str) -> Frozen:
         """The frozen part of a pipeline folder alone, for networks fine-tuned here."""
-        raise NotImplementedError
+        raise self._lacks("pipeline to read a frozen part from")
+
+    def _lacks(self, what: str) -> GudaError:
+        return GudaError("pipeline-unsupported", f"{type(self).__name__} has no {what}; choose another model family")
 
 
 FAMILIES: Registry[Family] = Registry(

@@ -9,8 +9,7 @@ from torch import nn
 
 from guda.diffusion.cond import Cond
 from guda.diffusion.families.base import FAMILIES
-from guda.diffusion.families.latent import LatentFrozen, last
-from guda.diffusion.families.pipeline import CLIP, PipelineFamily
+from guda.diffusion.families.pipeline import CLIP, LatentFrozen, PipelineFamily, last
 
 
 class StableDiffusion(LatentFrozen):

@@ -14,8 +14,7 @@ from torch.nn.functional import pad
 
 from guda.diffusion.cond import Cond
 from guda.diffusion.families.base import FAMILIES
-from guda.diffusion.families.latent import LatentFrozen, last, penultimate
-from guda.diffusion.families.pipeline import CLIP, PipelineFamily, Text
+from guda.diffusion.families.pipeline import CLIP, LatentFrozen, PipelineFamily, Text, last, penultimate
 
 T5_LENGTH = 256  # tokens, as the pipeline takes by default
 

@@ -13,8 +13,7 @@ from torch import nn
 
 from guda.diffusion.cond import Cond
 from guda.diffusion.families.base import FAMILIES
-from guda.diffusion.families.latent import LatentFrozen, penultimate
-from guda.diffusion.families.pipeline import CLIP, PipelineFamily
+from guda.diffusion.families.pipeline import CLIP, LatentFrozen, PipelineFamily, penultimate
 
 
 class StableDiffusionXL(LatentFrozen):

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from guda.config import ModelConfig
-from guda.data.pixels import to_float, to_uint8
+from guda.data.images import to_float, to_uint8
 from guda.diffusion.cond import Cond
 from guda.diffusion.families.base import FAMILIES, Family, Frozen, pixel_options
 from guda.errors import GudaError

@@ -7,7 +7,7 @@ import pytest
 from tinyrun import SET, Inline, copy_run
 
 from guda.files import read_json, write_json
-from guda.report.paper_outputs import whole_data, write_figures
+from guda.report.catalogue import whole_data, write_figures
 from guda.run.recipe import Recipe, builtin_recipe
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from guda.baselines.aggregate import PATTERN, aggregate, by_group, highest
+from guda.baselines.influence import PATTERN, aggregate, by_group, highest
 
 SCORES = np.random.default_rng(0).standard_normal((5, 40))  # 5 queries, 40 training images
 GROUPS = [np.array([3]), np.arange(30, 38), np.setdiff1d(np.arange(30), [3])[::-1]]  # 1, 8 and 29 images
