@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-house bench-operators bench-scale bench-scoring bench-web lint format types contracts check clean
+.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-house bench-operators bench-path bench-scale bench-scoring bench-web lint format types contracts check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ bench-house: install ## Measure the code's size, what a reader walks through, an
 bench-operators: install ## Measure every unlearning operator against LOGO (hours from nothing; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/logo_budget.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/operators.py
+
+bench-path: install ## Measure path divergence against the ELBO difference on five data sets (hours from nothing; resumes)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/path.py
 
 bench-scale: $(E2E) ## Measure Ray on two nodes, 10 to 1,000 groups, sixty font families (hours from nothing; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py

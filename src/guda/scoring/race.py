@@ -241,6 +241,8 @@ class RaceResult:
 # ---- Screening: which groups are worth a race, where there are too many to race them all.
 TREE = "tree"
 
+SCREENER = "posterior"  # its path divergence needs no network either
+
 
 @dataclass(frozen=True)
 class Screen:
@@ -249,7 +251,8 @@ class Screen:
 
     @classmethod
     def parse(cls, text: str) -> Screen:
-        """`posterior:10`, `tree:2`"""
+        """`posterior:10`, `tree:2`; a number alone is of `posterior`, which needs no training to screen."""
+        text = text if ":" in text else f"{SCREENER}:{text.strip()}"
         match = re.fullmatch(r"([a-z][a-z0-9-]*):(\d{1,6})", text.strip())
         if not match or int(match[2]) < (1 if match[1] == TREE else 2):
             raise GudaError(

@@ -1,0 +1,393 @@
+"""Path divergence against the ELBO difference: which of them do two retrainings agree on, and methods with them?
+
+    OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/path.py [--runs FOLDER] [--only digits ...]     resumes
+
+Data sets: digits (LOGO with four seeds), fashion-mnist, emoji, cifar10-small, fonts (a dozen of sixty families), each
+as in its recipe but for the plan: `stratified`, so that both estimands are read from the same evaluations and neither
+has a pilot of its own. A data set whose retrainings are not there yet is trained (hours); finished work is kept.
+
+Figures of benchmarks/results/path.json; estimand: elbo, elbo-excess, path, path-excess, cross; intervals .lo, .hi:
+
+reliability.E, reliability_top1.E   one retraining against the mean of the others: Spearman, Top-1. Of `cross`: the
+                                    product of two seeds against that of two others (four seeds).
+reliability_null.E                  Spearman of a table that knows the other retraining's first group and, of every
+                                    group, its mean over pictures where it is not the first: what is above it is
+                                    information about the other groups
+of_ceiling[_spearman].E.M           method M against the retrainings, over what one retraining reaches
+evals_ratio_path                    M = the data set's first operator: evaluations of the ELBO difference with 12 x 3
+                                    draws over those of path at the smallest plan whose first group is as stable (Top-1
+                                    against an independent 12 x 3 estimate of the same scores)
+known_group.E.M                     held-out real pictures: the share whose own group is first
+function_cos.M, .own, .other        cosine of what M and what a retraining change, 32 pictures; logo: of two of them
+function_width.M, top1_width.M      interval widths on the first 16 pictures: cosine, and Top-1 under elbo
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from guda import steps
+from guda.data.images import ImageData
+from guda.data.queries import Queries
+from guda.diffusion.noise import generator
+from guda.evaluation.ceiling import Comparison, compare
+from guda.evaluation.intervals import Figure, bootstrap_mean, clopper_pearson
+from guda.evaluation.metrics import spearman, top1
+from guda.evaluation.results import DatasetEntry, dataset_entry, read_results, write_results
+from guda.files import write_text
+from guda.methods.base import get_method
+from guda.methods.terms import load_queries
+from guda.run.data import load_data
+from guda.run.recipe import Recipe, builtin_recipe
+from guda.run.run import Run
+from guda.scoring.products import cross
+from guda.scoring.scores import Scores
+from guda.steps.evaluate import run_oracle
+from guda.steps.fit import Engine
+from guda.steps.function import product_tasks, products_of
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+ESTIMANDS = {"elbo": ("elbo", False), "elbo-excess": ("elbo", True), "path": ("path", False),
+             "path-excess": ("path", True)}  # fmt: skip
+UNCONDITIONAL = ("retrack", "shift", "posterior", "hybrid", "similarity-pixel", "dtrak")
+METHODS = {
+    "digits": UNCONDITIONAL,
+    "fashion-mnist": UNCONDITIONAL,
+    "cifar10-small": UNCONDITIONAL,
+    "fonts": ("retrack", "shift", "posterior", "similarity-pixel", "dtrak"),
+    "emoji": ("anchors-weighted", "similarity-pixel", "similarity-efficientnet-style", "dtrak"),
+}
+PLANS = ((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (12, 1), (12, 2), (12, 3))  # strata, rounds: growing cost
+HELD, EACH, PICTURES, FEW = "held-out", 20, 32, 16
+
+Figures = dict[str, float]
+
+
+def put(figures: Figures, name: str, value: Figure | float) -> None:
+    if isinstance(value, Figure):
+        figures |= {name: value.mean, f"{name}.lo": value.lo, f"{name}.hi": value.hi}
+    else:
+        figures[name] = value
+
+
+def prepared(root: Path, name: str, engine: Engine) -> Run:
+    """The run with everything trained and fitted; what is there is kept, whatever made it."""
+    folder = root / name
+    if (folder / "run.json").is_file():
+        run = Run.open(folder)
+    else:
+        recipe = builtin_recipe(name) if name in ("digits", "fashion-mnist", "cifar10-small") else None
+        recipe = recipe or Recipe.read(ROOT / "benchmarks" / "recipes" / f"{name}.yaml")
+        if name == "emoji":
+            start = steps.init(root / "emoji-start", Recipe.read(ROOT / "benchmarks" / "recipes" / "emoji-start.yaml"))
+            steps.prompts_build(start)
+            steps.train(start, engine)
+            value = recipe.model_dump(mode="json")
+            value["model"]["start"] = str(root / "emoji-start" / "models" / "full-s0")
+            recipe = Recipe.from_dict(value, "emoji benchmark")
+        if name == "digits":
+            recipe.methods["logo"]["seeds"] = [1, 2, 3, 4]  # the cross oracle's ceiling needs four
+        run = steps.init(folder, recipe)
+        if recipe.prompts is not None:
+            steps.prompts_build(run)
+    if name == "fonts":
+        from fonts import DOZEN
+
+        steps.change_groups(run, ",".join(DOZEN))
+    for method in METHODS[name]:
+        if method not in run.recipe.methods:
+            steps.update_settings(run, method, {})
+    steps.fit(run, ["logo", *METHODS[name]], engine)
+    return run
+
+
+@contextmanager
+def scoring(run: Run, **changes: object) -> Iterator[None]:
+    before = run.recipe.scoring.model_dump(mode="json")
+    steps.change_scoring(run, **changes)
+    try:
+        yield
+    finally:
+        steps.change_scoring(run, **{k: before[k] for k in changes})
+
+
+def tables(run: Run, queries: str, methods: list[str], engine: Engine) -> dict[str, Scores]:
+    """By the run's present estimand; those of LOGO seed by seed."""
+    found = steps.score(run, queries, methods, engine)
+    if "logo" in methods:
+        for seed in run_oracle(run).seed_sets():
+            found[f"logo-s{seed}"] = Scores.read(steps.scores_path(run, queries, f"logo-s{seed}"))
+    return found
+
+
+def stripped(known: np.ndarray) -> np.ndarray:
+    """[Q, G]: what is left of scores when only the first group and the group means are known."""
+    first = known.argmax(axis=1)
+    is_first = np.eye(known.shape[1], dtype=bool)[first]
+    rest = np.where(is_first, np.nan, known)
+    mean = np.nanmean(np.concatenate([rest, known.mean(axis=0)[None]]), axis=0)  # a group that is always first has one
+    return np.where(is_first, np.inf, mean)
+
+
+def null(gold: np.ndarray) -> Figure:
+    """Spearman of the stripped null of each retraining with the mean of the others."""
+    rows = []
+    for s in range(len(gold)):
+        table = stripped(gold[s])
+        finite = np.where(np.isinf(table), np.nanmax(np.where(np.isinf(table), np.nan, table)) + 1, table)
+        rows.append(spearman(finite, np.delete(gold, s, axis=0).mean(axis=0)))
+    return bootstrap_mean(np.stack(rows))
+
+
+def agreement(figures: Figures, kind: str, found: Comparison) -> None:
+    assert found.ceiling is not None
+    put(figures, f"reliability.{kind}", found.ceiling.intervals["spearman"])
+    put(figures, f"reliability_top1.{kind}", found.ceiling.intervals["top1"])
+    for method, row in found.methods.items():
+        put(figures, f"top1.{kind}.{method}", row.intervals["top1"])
+        put(figures, f"spearman.{kind}.{method}", row.intervals["spearman"])
+        for metric, name in (("top1", "of_ceiling"), ("spearman", "of_ceiling_spearman")):
+            if metric in row.ratio_to_ceiling:
+                put(figures, f"{name}.{kind}.{method}", row.ratio_to_ceiling[metric])
+
+
+def cross_figures(run: Run, queries: Queries, engine: Engine, methods: dict[str, np.ndarray]) -> Figures:
+    """The cross-seed oracle; methods by their path excess."""
+    figures: Figures = {}
+    oracle = run_oracle(run)
+    rounds, seeds = 1, range(len(oracle.seed_sets()))
+    products, _ = products_of(run, [], oracle)
+    engine(run, product_tasks(run, queries, products, rounds), "cross products of retrainings")
+    p = products.read(queries, rounds)[0].mean(axis=0).sum(axis=2)
+    put(
+        figures,
+        "cross_share",
+        float(cross(p, list(seeds)).mean() / np.trace(p, axis1=-2, axis2=-1).mean() * len(seeds)),
+    )
+    if len(seeds) < 4:
+        for m, scores in methods.items():
+            put(figures, f"top1.cross.{m}", bootstrap_mean(top1(scores, cross(p, list(seeds)))))
+        return figures
+    pairs = list(combinations(seeds, 2))
+    gold = {pair: cross(p, list(pair)) for pair in pairs}
+    others = {pair: next(p for p in pairs if not set(p) & set(pair)) for pair in pairs}
+    for name, metric in (("reliability_top1", top1), ("reliability", spearman)):
+        ceiling = np.mean([metric(gold[a], gold[others[a]]) for a in pairs], axis=0)
+        put(figures, f"{name}.cross", bootstrap_mean(ceiling))
+        of = "of_ceiling" if metric is top1 else "of_ceiling_spearman"
+        for m, scores in methods.items():
+            rows = np.mean([metric(scores, g) for g in gold.values()], axis=0)
+            put(figures, f"{of}.cross.{m}", _ratio(rows, ceiling))
+    return figures
+
+
+def _ratio(rows: np.ndarray, ceiling: np.ndarray, n: int = 2000) -> Figure:
+    """Of two means over the same pictures, with a paired bootstrap."""
+    rng = generator("ratio", len(rows))
+    index = rng.integers(0, len(rows), (n, len(rows)))
+    drawn = rows[index].mean(axis=1) / np.maximum(ceiling[index].mean(axis=1), 1e-9)
+    lo, hi = np.quantile(drawn, [0.025, 0.975])
+    return Figure(mean=float(rows.mean() / ceiling.mean()), lo=float(lo), hi=float(hi))
+
+
+def cost(run: Run, queries: str, method: str, engine: Engine) -> Figures:
+    """How many evaluations path saves at equal stability of the first group."""
+    figures: Figures = {}
+
+    def first(strata: int, rounds: int, seed: int, estimand: str, excess: bool) -> np.ndarray:
+        with scoring(run, strata=strata, rounds=rounds, seed=seed, estimand=estimand, excess=excess):
+            return steps.score(run, queries, [method], engine)[method].score
+
+    for name in ("elbo", "path-excess"):
+        settled = first(12, 3, 0, *ESTIMANDS[name])
+        for strata, rounds in PLANS if name != "elbo" else ((12, 3),):
+            value = bootstrap_mean(top1(first(strata, rounds, 1, *ESTIMANDS[name]), settled))
+            put(figures, f"stable.{name}.{strata}x{rounds}", value)
+    enough = [s * r for s, r in PLANS if figures[f"stable.path-excess.{s}x{r}"] >= figures["stable.elbo.12x3"]]
+    if enough:
+        figures["evals_ratio_path"] = 36 / min(enough)
+    return figures
+
+
+def held_out(run: Run, name: str) -> tuple[str, list[str]] | None:
+    """Real pictures that were not trained on, and the group of each."""
+    data = load_data(run)
+    if name == "fonts":
+        from fonts import DOZEN
+        from fonts import held_out as of_fonts
+
+        held, families = of_fonts(run)
+        known = load_queries(run, held)
+        keep = [i for i, family in zip(known.ids, families, strict=True) if family in DOZEN]
+        return _kept(run, known.subset(keep), "held-out-dozen")[0], [i.rsplit(" ", 2)[0] for i in keep]
+    if name == "fashion-mnist":
+        from guda.data.fashion import load_fashion
+
+        every = load_fashion(run.recipe.data.size)
+    elif name == "cifar10-small":
+        from guda.data.cifar10 import load_cifar10
+
+        every = load_cifar10(size=run.recipe.data.size, split="test")
+    else:
+        return None  # every image of digits is trained on; other objects of emoji have no prompts
+    return _kept(run, *_fresh(data, every))
+
+
+def _fresh(data: ImageData, every: ImageData) -> tuple[Queries, str]:
+    seen = {image.tobytes() for image in data.images}
+    ids, index = [], []
+    for group in data.groups.names:
+        members = every.groups.members(every.groups.index(group))
+        fresh = [int(i) for i in generator("held-out", group).permutation(members)[: 3 * EACH]]
+        for i in [i for i in fresh if every.images[i].tobytes() not in seen][:EACH]:
+            ids.append(f"{group} {i}")
+            index.append(i)
+    return Queries(tuple(ids), every.images[index], None, HELD), HELD
+
+
+def _kept(run: Run, queries: Queries, name: str) -> tuple[str, list[str]]:
+    if not run.has(f"queries/{name}/index.json"):
+        Queries(queries.ids, queries.images, queries.prompts, name).save(run.path("queries", name))
+    return name, [i.rpartition(" ")[0] for i in load_queries(run, name).ids]
+
+
+def known_groups(run: Run, held: str, groups: list[str], methods: list[str], engine: Engine) -> Figures:
+    figures: Figures = {}
+    for kind, (estimand, excess) in ESTIMANDS.items():
+        with scoring(run, estimand=estimand, excess=excess):
+            for method, scores in steps.score(run, held, methods, engine).items():
+                if excess and not get_method(run, method).counterfactuals:
+                    continue
+                truth = np.array([scores.groups.index(g) for g in groups])
+                hits = scores.rank.argmin(axis=1) == truth
+                lo, hi = clopper_pearson(int(hits.sum()), len(hits))
+                put(figures, f"known_group.{kind}.{method}", Figure(mean=float(hits.mean()), lo=lo, hi=hi))
+    return figures
+
+
+def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
+    queries = steps.sample(run, engine)
+    methods = list(METHODS[name])
+    figures: Figures = {}
+    found: dict[str, dict[str, Scores]] = {}
+    seeds = [f"logo-s{s}" for s in run_oracle(run).seed_sets()]
+    with scoring(run, plan="stratified", strata=12, rounds=3):
+        for kind in ("path", "path-excess", "elbo", "elbo-excess"):  # path first: it writes the terms of both
+            estimand, excess = ESTIMANDS[kind]
+            with scoring(run, estimand=estimand, excess=excess):
+                found[kind] = tables(run, queries, ["logo", *methods], engine)
+            gold = np.stack([found[kind][s].score for s in seeds])
+            comparison = compare(gold, {m: found[kind][m].score for m in methods})
+            agreement(figures, kind, comparison)
+            put(figures, f"reliability_null.{kind}", null(gold))
+            if kind == "path-excess":
+                entry = comparison, found[kind]["logo"]
+        pictures = load_queries(run, queries)
+        with scoring(run, estimand="path", excess=False):
+            changed = {m: found["path-excess"][m].score for m in methods}
+            figures |= cross_figures(run, pictures, engine, changed)
+            operators = [m for m in methods if get_method(run, m).counterfactuals and m != "hybrid"]
+            function = steps.evaluate_function(run, queries, operators, engine, PICTURES)
+            few = steps.evaluate_function(run, queries, operators, engine, FEW)
+        groups = len(found["elbo"]["logo"].groups)
+        for m in ("logo", *operators):
+            own, other = function.rows[0].own[m], function.rows[0].other[m]
+            figures[f"function_cos.{m}"] = (own.mean + (groups - 1) * other.mean) / groups
+            put(figures, f"function_cos.{m}.own", own)
+            put(figures, f"function_cos.{m}.other", other)
+        for m in operators:
+            row = few.rows[0].own[m]
+            figures[f"function_width.{m}"] = row.hi - row.lo
+            gold = np.mean([found["elbo"][s].score for s in seeds], axis=0)[:FEW]
+            narrow = bootstrap_mean(top1(found["elbo"][m].score[:FEW], gold))
+            figures[f"top1_width.{m}"] = narrow.hi - narrow.lo
+        figures |= cost(run, queries, operators[0], engine)
+        if (held := held_out(run, name)) is not None:
+            figures |= known_groups(run, *held, methods, engine)
+    comparison, oracle = entry
+    return dataset_entry(
+        comparison, [int(s.rpartition("s")[2]) for s in seeds], oracle.estimand, figures=figures, unit=oracle.unit,
+        sign=oracle.sign,
+    )  # fmt: skip
+
+
+def markdown(datasets: dict[str, DatasetEntry]) -> str:
+    """The table of docs/scoring.md."""
+
+    def cell(f: Figures, name: str) -> str:
+        if name not in f:
+            return ""
+        return f"{f[name]:.2f}" + (f" [{f[name + '.lo']:.2f}, {f[name + '.hi']:.2f}]" if name + ".lo" in f else "")
+
+    lines = ["# Path divergence", "", "Written by `make bench-path`; figures are explained in benchmarks/path.py.", ""]
+    head = ["data set", "estimand", "Top-1 between retrainings", "Spearman (null)", "methods, Top-1 / ceiling"]
+    lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name, entry in datasets.items():
+        f = entry.figures
+        for kind in (*ESTIMANDS, "cross"):
+            prefix = f"of_ceiling.{kind}."
+            of = [
+                f"{k.removeprefix(prefix)} {v:.2f}"
+                for k, v in f.items()
+                if k.startswith(prefix) and k[-3:] not in (".lo", ".hi")
+            ]
+            if f"reliability.{kind}" in f:
+                nothing = f" ({f[f'reliability_null.{kind}']:.2f})" if f"reliability_null.{kind}" in f else ""
+                row = [name, kind, cell(f, f"reliability_top1.{kind}"), cell(f, f"reliability.{kind}") + nothing]
+                lines.append("| " + " | ".join([*row, ", ".join(of)]) + " |")
+    lines += [
+        "",
+        "| data set | evaluations saved by path | cosine with a retraining, first / other groups |",
+        "|---|---|---|",
+    ]
+    for name, entry in datasets.items():
+        f = entry.figures
+        names = [
+            k.removeprefix("function_cos.").removesuffix(".own")
+            for k in f
+            if k.startswith("function_cos.") and k.endswith(".own")
+        ]
+        cosines = ", ".join(f"{m} {f[f'function_cos.{m}.own']:.2f} / {f[f'function_cos.{m}.other']:.2f}" for m in names)
+        lines.append(f"| {name} | {f.get('evals_ratio_path', float('nan')):.1f} x | {cosines} |")
+    known = {n: e for n, e in datasets.items() if any(k.startswith("known_group.") for k in e.figures)}
+    if known:
+        lines += [
+            "",
+            "| held-out real pictures: own group first | " + " | ".join(ESTIMANDS) + " |",
+            "|---|" + "---|" * len(ESTIMANDS),
+        ]
+    for name, entry in known.items():
+        for m in METHODS[name]:
+            lines.append(
+                f"| {name}, {m} | " + " | ".join(cell(entry.figures, f"known_group.{k}.{m}") for k in ESTIMANDS) + " |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "path")
+    parser.add_argument("--only", nargs="*", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--workers", type=int)
+    given = parser.parse_args()
+    file = RESULTS / "path.json"
+    datasets = dict(read_results(file).datasets) if file.is_file() else {}
+    engine = steps.local_engine(given.workers)
+    for name in given.only:
+        datasets[name] = measure(prepared(given.runs, name, engine), name, engine)
+        command = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/path.py"
+        datasets = {n: datasets[n] for n in METHODS if n in datasets}
+        write_results(file, command, datasets)
+        write_text(RESULTS / "path.md", markdown(datasets))
+        print(name, "done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
