@@ -36,6 +36,9 @@ def tune(
         str | None, typer.Option(help='Where to search, e.g. "lr=1e-5..1e-3,steps=50|100|200".', show_default=False)
     ] = None,
     space: Annotated[Path | None, typer.Option(help="The same as a YAML file of settings.", show_default=False)] = None,
+    by: Annotated[
+        str, typer.Option(help="rank: first groups; function: cosines of changes, which need far fewer pictures.")
+    ] = "rank",
     apply: Annotated[bool, typer.Option("--apply", help="Write the best settings into the run's recipe.")] = False,
     engine: Any = ENGINE,
     as_json: Json = False,
@@ -51,7 +54,7 @@ def tune(
     where = steps.parse_space(search) if search is not None else None if space is None else steps.read_space(space)
     found = steps.tune(
         folder, method, trials, engine, queries_seed=queries_seed, n=n,
-        groups=_groups(groups, load_data(folder).groups.names), space=where, apply=apply,
+        groups=_groups(groups, load_data(folder).groups.names), space=where, apply=apply, by=by,
     )  # fmt: skip
     say(_tuned_json(found, apply), tuned_text(found, apply), as_json)
 
@@ -84,21 +87,20 @@ def _tuned_json(found: Tuned, applied: bool) -> dict[str, Any]:
 
 
 def tuned_text(found: Tuned, applied: bool) -> str:
-    from guda.steps.tune import OBJECTIVE, lead_text
+    from guda.steps.tune import lead_text
     from guda.table import human_count
 
+    by_function = "cos_first" in found.ranking[0].metrics
+    shown = ("cos_first", "cos_other", "top1") if by_function else ("top1", "mrr", "spearman")
     ceiling = "" if found.ceiling is None else f"; one LOGO retraining (ceiling) has top1 {found.ceiling:.3f}"
     lines = [
         f"{found.method}: {len(found.trials)} trials ({found.ran} new) against LOGO on {found.queries}, "
         f"groups {', '.join(found.groups)}{ceiling}",
-        f"  by {OBJECTIVE}; 95 % intervals over queries",
-        f"  {'trial':>5}  {'top1':<22}{'mrr':<22}{'spearman':<24}{'fit evals':>10}{'LOGO/fit':>10}  settings",
+        f"  by {found.objective}; 95 % intervals over queries",
+        f"  {'trial':>5}  " + "".join(f"{m:<24}" for m in shown) + f"{'fit evals':>10}{'LOGO/fit':>10}  settings",
     ]
     for t in found.ranking[:SHOWN]:
-        cells = "".join(
-            f"{f'{m.mean:.3f} [{m.lo:.3f}, {m.hi:.3f}]':<{width}}"
-            for m, width in ((t.metrics["top1"], 22), (t.metrics["mrr"], 22), (t.metrics["spearman"], 24))
-        )
+        cells = "".join(f"{f'{m.mean:.3f} [{m.lo:.3f}, {m.hi:.3f}]':<24}" for m in (t.metrics[name] for name in shown))
         cheaper = "" if t.evals_ratio_vs_logo is None else f"{t.evals_ratio_vs_logo:.3g}x"
         settings = ", ".join(f"{k} {t.settings[k]}" for k in found.chosen)
         lines.append(f"  {t.number:>5}  {cells}{human_count(t.fit_evals):>10}{cheaper:>10}  {settings}")

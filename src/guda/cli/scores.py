@@ -30,8 +30,8 @@ def score(
     screen: Annotated[
         str | None,
         typer.Option(
-            help="With --stop: shortlist groups for the race with a cheap method (10: posterior:10), or descend a tree of "
-            "groups, racing the parts of the best two at each level (tree:2)."
+            help="With --stop: shortlist groups for the race with a cheap method (posterior:10, or 10), or descend a "
+            "tree of groups, racing the parts of the best two at each level (tree:2)."
         ),
     ] = None,
     band: Annotated[

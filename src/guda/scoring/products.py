@@ -37,13 +37,17 @@ class Products(Generic[M]):
         return tuple(self.sets[0][1])
 
     @property
+    def key(self) -> str:
+        """Of these models, in this order."""
+        return digest([[full.key, *(other.key for other in others.values())] for full, others in self.sets], 12)
+
+    @property
     def networks(self) -> int:
         """Network evaluations of one draw."""
         return len({full for full, _ in self.sets}) + len(self.sets) * len(self.groups)
 
     def part_name(self, shard: str, round_: int) -> str:
-        key = digest([[full.key, *(other.key for other in others.values())] for full, others in self.sets], 12)
-        return f"products/{self.scorer.folder.removeprefix('terms/')}/{key}/{shard}/r{round_:03d}.parquet"
+        return f"products/{self.scorer.folder.removeprefix('terms/')}/{self.key}/{shard}/r{round_:03d}.parquet"
 
     def _inputs(self) -> dict[str, str]:
         identity = self.scorer.models.identity

@@ -71,7 +71,7 @@ def product_tasks(run: Run, queries: Queries, products: Products[ModelRef], roun
         refs = [ref for full, others in products.sets for ref in (full, *others.values())]
         tasks.append(
             Task(
-                name=f"changes {queries.name}/{number} of {len(products.sets)} models for each group",
+                name=f"changes {queries.name}/{number} by {products.key}",
                 stage=f"function/{queries.name}", fn="guda.steps.function:product_shard",
                 args={"queries": queries.name, "ids": list(shard.ids), "rounds": rounds, "groups": products.groups,
                       "sets": [[full.as_json(), *(o.as_json() for o in others.values())]
@@ -99,10 +99,10 @@ def evaluate_function(
 ) -> FunctionFile:
     """On the first `n` pictures, by default of every such method; written to scores/<set>/function.json."""
     oracle = run_oracle(run)
-    methods = [m for m in fitted_methods(run) if _changes(get_method(run, m))] if methods is None else methods
+    methods = [m for m in fitted_methods(run) if changes_function(get_method(run, m))] if methods is None else methods
     chosen = [get_method(run, m) for m in methods]
     check_fitted(run, [oracle.method_id, *methods])
-    simple = [m for m in chosen if _changes(m)]
+    simple = [m for m in chosen if changes_function(m)]
     if len(simple) < len(chosen) or not chosen:
         unfit = ", ".join(m.method_id for m in chosen if m not in simple) or "nothing"
         raise GudaError(
@@ -128,7 +128,7 @@ def evaluate_function(
     return prepared(run, [oracle, *chosen], engine, work)
 
 
-def _changes(method: Method) -> TypeIs[ElboMethod]:
+def changes_function(method: Method) -> TypeIs[ElboMethod]:
     """Whether it has one counterfactual model per group."""
     return has_counterfactuals(method) and not method.oracle and len(method.sets()) == 1
 

@@ -29,6 +29,7 @@ from guda.run.task import Task
 from guda.scoring.bands import Bands
 from guda.steps.evaluate import run_oracle, stage_seconds
 from guda.steps.fit import Engine, base_tasks
+from guda.steps.function import Fidelity, changes_function, fidelity, product_tasks, products_of
 from guda.steps.score import prepared
 
 
@@ -140,6 +141,18 @@ class Trials:
             return task if stage == task.stage else replace(task, stage=stage, name=f"{task.name} [{name}]")
 
         return [booked(t) for t in tasks]
+
+    def fidelity(self, method: Method, engine: Engine) -> Fidelity:
+        """How far a fitted trial changes the function as the oracle's retrainings do, on the same queries."""
+        if not changes_function(method):
+            raise GudaError(
+                "function-method-unsupported",
+                f"{method.method_id} has no counterfactual models that change a function; tune it by rank",
+            )
+        products, names = products_of(self.run, [method], self.oracle)
+        engine(self.run, product_tasks(self.run, self.queries, products, 1), f"changes by {self.label(method)}")
+        p, t = products.read(self.queries, 1)
+        return fidelity(p, t, names, len(names) - 1, (0, run_schedule(self.run).T))[0]
 
     # ---- figures ------------------------------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
 """Choosing a method's settings by agreement with LOGO, on queries that no reported figure has seen.
 
-    value = top1 + mrr / (2 S Q)        S seeds, Q queries, both metrics averaged over the golds of all seeds
+    by rank:      value = top1 + mrr / (2 S Q)        S seeds, Q queries, both averaged over the golds of all seeds
+    by function:  value = (cos_first + cos_other) / 2  cosine of what method and retraining change, of each picture's
+                                                       first group and of its other groups (steps/function.py)
 
 top1 moves in steps of 1 / (S Q) and mrr is at most 1, so mrr decides between equal top1 and never against it; what is
-still equal goes to the setting that is cheaper to fit, then to the earlier one. Only some groups are fitted and
-compared, because fitting is what costs.
+still equal goes to the setting that is cheaper to fit, then to the earlier one. A cosine needs far fewer pictures than
+ranks do. Only some groups are fitted and compared, because fitting is what costs.
 
 Suggestions come from optuna's TPE sampler. A study is stored as its trace, a line per finished trial; every suggestion
 is a function of the trace before it and of its own number, which seeds the sampler, so a study that was killed resumes
@@ -47,7 +49,10 @@ GROUPS = 5  # compared unless told otherwise
 
 STARTUP = 8  # trials drawn at random before TPE has anything to model
 
-OBJECTIVE = "top1 + mrr / (2 S Q): top1, ties by mrr, then by cost"
+OBJECTIVES = {
+    "rank": "top1 + mrr / (2 S Q): top1, ties by mrr, then by cost",
+    "function": "mean cosine with a retraining's change, of the first group and of the others, half each; then cost",
+}
 
 
 class TuneTrial(Trial):
@@ -71,6 +76,7 @@ class Tuned:
     lead: Figure | None  # top1 of the best minus that of the second, paired; None: there is no second
     recipe: Path  # chosen.yaml
     ceiling: float | None  # top1 of one LOGO retraining on these queries and groups
+    objective: str
 
     @property
     def separated(self) -> bool:
@@ -88,11 +94,14 @@ def tune(
     groups: int | Sequence[str] | None = None,
     space: Space | None = None,
     apply: bool = False,
+    by: str = "rank",
 ) -> Tuned:
     """Try settings until the study has `trials`, and write the best as RUN/tune/<study>/chosen.yaml.
 
-    `apply` also puts them into the run's recipe."""
+    `apply` also puts them into the run's recipe; `by`: rank or function."""
     _need_optuna()
+    if by not in OBJECTIVES:
+        raise GudaError("objective-unknown", f"--by {by}: settings are chosen by {' or '.join(OBJECTIVES)}")
     cls = method_class(method)
     if trials < 1:
         raise GudaError("trials-too-few", f"{trials} trials find nothing; give at least 1")
@@ -107,7 +116,7 @@ def tune(
     refuse_shared(run, queries)
     study = Trials(run, queries, chosen_groups)
     study.prepare(engine)
-    identity = _identity(study, method, space)
+    identity = _identity(study, method, space, by)
     folder = run.path("tune", f"{method}-{digest(identity)}")
     write_json(folder / "study.json", identity)
     trace = read_trace(folder / "trace.jsonl")
@@ -116,9 +125,9 @@ def tune(
         params = suggest(space, trace, len(trace))
         settings = {**base, **{k: d.setting(params[k]) for k, d in space.items()}}
         found = study.method(method, settings, f"trial {len(trace)} of {method}")
-        trace = [*trace, _measure(study, found, params, len(trace), engine)]
+        trace = [*trace, _measure(study, found, params, len(trace), engine, by)]
         write_text(folder / "trace.jsonl", "".join(t.model_dump_json() + "\n" for t in trace))
-    return _conclude(study, method, space, folder, trace, len(trace) - before, apply)
+    return _conclude(study, method, space, folder, trace, len(trace) - before, apply, by)
 
 
 def _need_optuna() -> None:
@@ -194,7 +203,7 @@ def choose_groups(run: Run, groups: int | Sequence[str] | None) -> tuple[str, ..
     return tuple(name for name in names if name in wanted)
 
 
-def _identity(study: Trials, method: str, space: Space) -> dict[str, Any]:
+def _identity(study: Trials, method: str, space: Space, by: str) -> dict[str, Any]:
     """Everything that a trial's value depends on; the searched settings of the recipe are not among it."""
     run, config = study.run, study.run.recipe.evaluation
     first = {k: d.ends()[0] for k, d in space.items()}
@@ -205,7 +214,7 @@ def _identity(study: Trials, method: str, space: Space) -> dict[str, Any]:
     halves, models = _halves(study, method, space), [m.identity(run) for m in study.oracle.models()]
     return {
         "method": method,
-        "objective": OBJECTIVE,
+        "objective": OBJECTIVES[by],
         "space": {k: d.to_json() for k, d in space.items()},
         "fixed": fixed,
         **({"halves": halves} if halves else {}),
@@ -243,13 +252,18 @@ def suggest(space: Space, trace: Sequence[TuneTrial], number: int) -> dict[str, 
         return dict(study.ask(distributions).params)
 
 
-def _measure(study: Trials, method: Method, params: dict[str, Any], number: int, engine: Engine) -> TuneTrial:
+def _measure(study: Trials, method: Method, params: dict[str, Any], number: int, engine: Engine, by: str) -> TuneTrial:
     try:
         study.carry_out(method, engine)
         comparison = study.compare({"trial": method})
+        cosines = study.fidelity(method, engine) if by == "function" else None
     except NotFinite as e:
         return TuneTrial(number=number, params=params, value=0.0, metrics={}, failed=str(e), **study.cost(method))
     figures = study.figures(method, comparison, "trial")
+    if cosines is not None:
+        own, other = cosines.own[method.method_id], cosines.other[method.method_id]
+        figures["metrics"] |= {"cos_first": own, "cos_other": other}
+        return TuneTrial(number=number, params=params, value=(own.mean + other.mean) / 2, **figures)
     top1, mrr = figures["metrics"]["top1"].mean, figures["metrics"]["mrr"].mean
     value = top1 + mrr / (2 * comparison.n_seeds * comparison.n_queries)
     return TuneTrial(number=number, params=params, value=value, **figures)
@@ -282,8 +296,9 @@ def ranked(trace: Sequence[TuneTrial]) -> list[TuneTrial]:
 
 
 def _conclude(
-    study: Trials, method: str, space: Space, folder: Path, trace: list[TuneTrial], ran: int, apply: bool
-) -> Tuned:
+    study: Trials, method: str, space: Space, folder: Path, trace: list[TuneTrial], ran: int, apply: bool,
+    by: str,
+) -> Tuned:  # fmt: skip
     ranking = ranked(trace)
     if not ranking:
         raise GudaError(
@@ -299,6 +314,7 @@ def _conclude(
         folder=folder, method=method, queries=study.queries.name, groups=study.groups, trials=tuple(trace), ran=ran,
         ranking=tuple(ranking), chosen=chosen, lead=lead, recipe=folder / "chosen.yaml",
         ceiling=comparison.ceiling.intervals["top1"].mean if comparison.ceiling else None,
+        objective=OBJECTIVES[by],
     )  # fmt: skip
     write_text(result.recipe, _recipe_text(study.run, result))
     if apply:
@@ -316,7 +332,7 @@ def _recipe_text(run: Run, result: Tuned) -> str:
     groups = " ".join(", ".join(result.groups).split())
     lines = [
         f"{result.method} ({', '.join(result.chosen)}) was chosen by guda tune: trial {best.number} of "
-        f"{len(result.trials)},",
+        f"{len(result.trials)}, by {result.objective};",
         f"top1 {top1.mean:.3f} [{top1.lo:.3f}, {top1.hi:.3f}] against LOGO on tuning queries {result.queries},",
         f"groups {groups}; {lead_text(result)}.",
     ]
