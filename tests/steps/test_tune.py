@@ -66,6 +66,25 @@ def test_it_picks_what_evaluating_every_trial_says_is_best(run: Run, tmp_path: P
     assert len({b[0] for b in brute}) > 1, "all trials are equal: the test could not fail"
 
 
+def test_by_function_the_best_moves_the_model_most_like_a_retraining(run: Run, tmp_path: Path) -> None:
+    found = study(run, 3, by="function")
+    other, values = copy_run(tmp_path / "other"), []
+    steps.change_queries(other, n=12, seed=1)
+    assert steps.sample(other, Inline()) == TUNING
+    for trial in found.trials:
+        changes = [f"lr={trial.settings['lr']!r}", f"steps={trial.settings['steps']}"]
+        steps.change_settings(other, ["retrack"], changes)
+        steps.fit(other, ["retrack"], Inline())
+        row = steps.evaluate_function(other, TUNING, ["retrack"], Inline()).rows[0]
+        assert trial.metrics["cos_first"] == row.own["retrack"]
+        assert trial.value == (row.own["retrack"].mean + row.other["retrack"].mean) / 2
+        values.append(trial.value)
+    assert found.ranking[0].value == max(values) > min(values)
+    assert found.folder != study(run, 1).folder  # another objective is another study
+    with refused("objective-unknown"):
+        study(run, 1, by="luck")
+
+
 def test_a_few_groups_only(run: Run) -> None:
     """Restricted to two groups: only they are fitted, and the oracle ranks only them."""
     found = study(run, 1, "steps=3", groups=("2", "0"))
