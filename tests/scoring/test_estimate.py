@@ -14,10 +14,22 @@ def test_score_is_the_sum_over_strata_of_the_mean_over_rounds_counterfactual_min
     found = difference(without - full)
     assert found.score.tolist() == [4 + 3]  # positive: the model explains it worse without the group
     assert found.stderr == pytest.approx([np.sqrt((2 + 8) / 2)])
-    reach = stats.t.ppf(0.975, 2) * np.sqrt(5)
+    df = (1 + 4) ** 2 / (1**2 + 4**2)  # Welch and Satterthwaite: variances 1 and 4 of the strata's means
+    reach = stats.t.ppf(0.975, np.floor(10 * df) / 10) * np.sqrt(5)
     assert found.lo == pytest.approx([7 - reach])
     assert found.hi == pytest.approx([7 + reach])
     assert difference(full - without).score.tolist() == [-7]
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+@pytest.mark.parametrize("sizes", [np.ones(12), np.r_[1, np.zeros(11)], np.r_[5, np.ones(11)], 0.6 ** np.arange(12)])
+def test_intervals_cover_whatever_stratum_dominates(rounds: int, sizes: np.ndarray) -> None:
+    """S (R - 1) degrees of freedom would cover .73 where one stratum has all the variance and there are two rounds."""
+    d = np.random.default_rng(0).normal(size=(rounds, 20_000, 12)) * sizes
+    found = difference(d)
+    assert found.lo is not None
+    assert found.hi is not None
+    assert 0.93 < ((found.lo <= 0) & (found.hi >= 0)).mean() < 0.985
 
 
 def test_noise_that_both_models_share_cancels() -> None:
@@ -44,7 +56,9 @@ def test_student_intervals_cover_95_percent(strata: int, rounds: int) -> None:
     assert found.lo is not None
     assert found.hi is not None
     inside = (found.lo <= means.sum()) & (means.sum() <= found.hi)
-    assert inside.mean() == pytest.approx(0.95, abs=0.012)
+    assert (
+        0.938 < inside.mean() < 0.985
+    )  # equal strata: degrees of freedom from few rounds are too few, on the safe side
 
 
 def test_normal_quantiles_would_under_cover_at_5_strata_by_2_rounds() -> None:

@@ -3,9 +3,9 @@
     score = ELBO(full) - ELBO(counterfactual) = sum_strata mean_rounds d,     d = KL_counterfactual - KL_full (nats)
 
 Both models saw the same (t, eps), so the noise they share cancels in d. Var = sum over strata of the within-stratum
-variance of d over rounds / n; Student-t interval with sum (n - 1) degrees of freedom, because normal quantiles
-under-cover at few strata. On the `paper` grid (one draw per t) the standard error comes from
-successive differences along t; it counts the trend as noise and is therefore conservative.
+variance of d over rounds / n; Student-t intervals with Welch and Satterthwaite's degrees of freedom, because one
+stratum may dominate. Scores, ranks and races share `effective_df`. On the `paper` grid (one draw per t) the standard
+error comes from successive differences along t; it counts the trend as noise and is therefore conservative.
 """
 
 from __future__ import annotations
@@ -32,13 +32,36 @@ class Estimate:
     hi: np.ndarray | None
 
 
+def effective_df(variances: np.ndarray, rounds: int) -> np.ndarray:
+    """Welch and Satterthwaite's degrees of freedom of a sum over strata, from the variances [..., S] of their means.
+
+    S (R - 1) would be right for strata of equal variance; where one dominates, its own few degrees count, and a claim
+    of confidence must not rest on the rest."""
+    return _welch(variances.sum(axis=-1), (variances**2).sum(axis=-1), variances.shape[-1], rounds)
+
+
+def _welch(total: np.ndarray, squares: np.ndarray, strata: int, rounds: int) -> np.ndarray:
+    """From the sum over strata of variances, and that of their squares."""
+    most = strata * (rounds - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = (rounds - 1) * total**2 / squares
+    return np.where(squares > 0, np.clip(found, 1, most), most)
+
+
+def t_quantile(p: float, df: np.ndarray | float) -> np.ndarray:
+    """Student-t quantiles; degrees of freedom are rounded down to tenths, as there may be a million of them."""
+    values, place = np.unique(np.floor(np.asarray(df, np.float64) * 10) / 10, return_inverse=True)
+    return np.asarray(stats.t.ppf(p, np.maximum(values, 1.0))[place].reshape(np.shape(df)))
+
+
 def difference(d: np.ndarray, *, grid: bool = False) -> Estimate:
     """Estimate from paired contributions d = KL_counterfactual - KL_full [R, Q, S]; `grid`: one draw per fixed t."""
     rounds, _, strata = d.shape
     score = d.mean(axis=0).sum(axis=-1)
+    df: np.ndarray | float
     if rounds >= 2:
-        variance = (d.var(axis=0, ddof=1) / rounds).sum(axis=-1)
-        df = strata * (rounds - 1)
+        variances = d.var(axis=0, ddof=1) / rounds
+        variance, df = variances.sum(axis=-1), effective_df(variances, rounds)
     elif grid and strata >= 2:
         steps = np.diff(d[0], axis=-1) ** 2
         # The first and last term are in one difference only, and the first (low t) has the largest variance of all:
@@ -48,7 +71,7 @@ def difference(d: np.ndarray, *, grid: bool = False) -> Estimate:
     else:
         return Estimate(score, None, None, None)
     stderr = np.sqrt(variance)
-    reach = float(stats.t.ppf(0.5 + LEVEL / 2, df)) * stderr
+    reach = t_quantile(0.5 + LEVEL / 2, df) * stderr
     return Estimate(score, stderr, score - reach, score + reach)
 
 
@@ -71,29 +94,28 @@ class Moments:
 
     mean: np.ndarray  # [G] nats
     cov: np.ndarray  # [G, G] nats^2
-    df: int
+    df: np.ndarray  # [G, G] degrees of freedom of each difference
 
     def pairwise(self) -> tuple[np.ndarray, np.ndarray]:
         """(j - k, its standard error), both [G, G]."""
-        variance = np.diagonal(self.cov)
-        spread = variance[:, None] + variance[None, :] - 2 * self.cov
-        return self.mean[:, None] - self.mean[None, :], np.sqrt(np.maximum(spread, 0.0))
+        return self.mean[:, None] - self.mean[None, :], np.sqrt(_of_differences(self.cov))
 
     def rank_interval(self, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
         """(best, worst) rank [G] that the comparisons allow."""
         groups = len(self.mean)
         gap, error = self.pairwise()
-        clear = gap > float(stats.t.ppf(1 - (1 - level) / 2 / max(1, groups - 1), self.df)) * error
+        clear = gap > t_quantile(1 - (1 - level) / 2 / max(1, groups - 1), self.df) * error
         np.fill_diagonal(clear, False)
         return 1 + clear.sum(axis=0), groups - clear.sum(axis=1)  # clear[j, k]: j above k
 
     def p_first(self) -> np.ndarray:
-        """Probability [G] that each group is the first, given the sampling error. The random numbers are fixed, so
-        that the answer depends on nothing but the moments."""
+        """Probability [G] that each group is the first, given the sampling error; its degrees of freedom are those of
+        the first two's difference. The random numbers are fixed, so that the answer depends on the moments alone."""
         top = np.argsort(-self.mean, kind="stable")[:CONTENDERS]
+        df = self.df[top[0], top[min(1, len(top) - 1)]]
         rng = generator("p_first", len(top))
         normals = rng.standard_normal((DRAWS, len(top)))
-        scale = np.sqrt(self.df / rng.chisquare(self.df, DRAWS))[:, None]
+        scale = np.sqrt(df / rng.chisquare(df, DRAWS))[:, None]
         values, vectors = np.linalg.eigh(self.cov[np.ix_(top, top)])
         roots = vectors * np.sqrt(np.maximum(values, 0.0))  # C = roots roots^T
         drawn = self.mean[top] + scale * (normals @ roots.T)
@@ -108,9 +130,19 @@ def moments(contributions: np.ndarray, extra: np.ndarray | float = 0.0) -> Momen
     """From the paired contributions [R, G, S] of one query, R >= 2; `extra`: covariance [G, G] of what else errs."""
     rounds, _, strata = contributions.shape
     mean = contributions.mean(axis=0)
-    centred = (contributions - mean).transpose(1, 0, 2).reshape(len(mean), -1)
-    cov = centred @ centred.T / (rounds * (rounds - 1))
-    return Moments(mean.sum(axis=-1), cov + extra, strata * (rounds - 1))
+    centred = contributions - mean
+    cov, squares = np.zeros((len(mean), len(mean))), np.zeros((len(mean), len(mean)))
+    for s in range(strata):
+        own = centred[:, :, s].T @ centred[:, :, s] / (rounds * (rounds - 1))
+        cov += own
+        squares += _of_differences(own) ** 2
+    return Moments(mean.sum(axis=-1), cov + extra, _welch(_of_differences(cov), squares, strata, rounds))
+
+
+def _of_differences(cov: np.ndarray) -> np.ndarray:
+    """Variances [G, G] of all differences."""
+    variance = np.diagonal(cov)
+    return np.asarray(np.maximum(variance[:, None] + variance[None, :] - 2 * cov, 0.0))
 
 
 def rank_columns(contributions: np.ndarray, extra: np.ndarray | float = 0.0) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import numpy as np
 from scipy import stats
 
 from guda.errors import GudaError
+from guda.scoring.estimate import effective_df
 from guda.scoring.excess import Excess
 from guda.scoring.scores import Scores
 
@@ -76,18 +77,6 @@ class StopRule:
 def look_alpha(alpha: float, look: int) -> float:
     """What the look after `look` rounds may spend; looks begin at 2 (one round has no error) and sum to alpha."""
     return alpha / (look * (look - 1)) if look >= 2 else 0.0
-
-
-def effective_df(variances: np.ndarray, rounds: int) -> np.ndarray:
-    """Welch and Satterthwaite's degrees of freedom of a sum over strata, from the variances [..., S] of their means.
-
-    S (R - 1) would be right for strata of equal variance; where one dominates, its own few degrees count, and a claim
-    of confidence must not rest on the rest."""
-    strata = variances.shape[-1]
-    spread = (variances**2).sum(axis=-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = (rounds - 1) * variances.sum(axis=-1) ** 2 / spread
-    return np.where(spread > 0, np.clip(found, 1, strata * (rounds - 1)), strata * (rounds - 1))
 
 
 def anytime_reach(alpha: float, look: int, df: np.ndarray | float, comparisons: int) -> np.ndarray:
