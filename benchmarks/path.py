@@ -9,7 +9,8 @@ has a pilot of its own. A data set whose retrainings are not there yet is traine
 Figures of benchmarks/results/path.json; estimand: elbo, elbo-excess, path, path-excess, cross; intervals .lo, .hi:
 
 reliability.E, reliability_top1.E   one retraining against the mean of the others: Spearman, Top-1. Of `cross`: the
-                                    product of two seeds against that of two others (four seeds).
+                                    product of two seeds against that of two others (four seeds);
+                                    methods by path-excess, against every pair.
 reliability_null.E                  Spearman of a table that knows the other retraining's first group and, of every
                                     group, its mean over pictures where it is not the first: what is above it is
                                     information about the other groups
@@ -27,7 +28,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -46,11 +46,9 @@ from guda.methods.terms import load_queries
 from guda.run.data import load_data
 from guda.run.recipe import Recipe, builtin_recipe
 from guda.run.run import Run
-from guda.scoring.products import cross
 from guda.scoring.scores import Scores
 from guda.steps.evaluate import run_oracle
 from guda.steps.fit import Engine
-from guda.steps.function import product_tasks, products_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -158,43 +156,21 @@ def agreement(figures: Figures, kind: str, found: Comparison) -> None:
                 put(figures, f"{name}.{kind}.{method}", row.ratio_to_ceiling[metric])
 
 
-def cross_figures(run: Run, queries: Queries, engine: Engine, methods: dict[str, np.ndarray]) -> Figures:
-    """The cross-seed oracle; methods by their path excess."""
+def cross_figures(run: Run, queries: str, engine: Engine) -> Figures:
+    """The cross-seed oracle; methods by the run's present estimand."""
     figures: Figures = {}
-    oracle = run_oracle(run)
-    rounds, seeds = 1, range(len(oracle.seed_sets()))
-    products, _ = products_of(run, [], oracle)
-    engine(run, product_tasks(run, queries, products, rounds), "cross products of retrainings")
-    p = products.read(queries, rounds)[0].mean(axis=0).sum(axis=2)
-    put(
-        figures,
-        "cross_share",
-        float(cross(p, list(seeds)).mean() / np.trace(p, axis1=-2, axis2=-1).mean() * len(seeds)),
-    )
-    if len(seeds) < 4:
-        for m, scores in methods.items():
-            put(figures, f"top1.cross.{m}", bootstrap_mean(top1(scores, cross(p, list(seeds)))))
-        return figures
-    pairs = list(combinations(seeds, 2))
-    gold = {pair: cross(p, list(pair)) for pair in pairs}
-    others = {pair: next(p for p in pairs if not set(p) & set(pair)) for pair in pairs}
-    for name, metric in (("reliability_top1", top1), ("reliability", spearman)):
-        ceiling = np.mean([metric(gold[a], gold[others[a]]) for a in pairs], axis=0)
-        put(figures, f"{name}.cross", bootstrap_mean(ceiling))
-        of = "of_ceiling" if metric is top1 else "of_ceiling_spearman"
-        for m, scores in methods.items():
-            rows = np.mean([metric(scores, g) for g in gold.values()], axis=0)
-            put(figures, f"{of}.cross.{m}", _ratio(rows, ceiling))
+    found = steps.evaluate_cross(run, queries, engine)
+    figures["systematic"] = found.systematic
+    for metric, reliability, of in (
+        ("top1", "reliability_top1", "of_ceiling"), ("spearman", "reliability", "of_ceiling_spearman"),
+    ):  # fmt: skip
+        if found.ceiling is not None:
+            put(figures, f"{reliability}.cross", found.ceiling[metric])
+        for m, row in found.methods.items():
+            put(figures, f"{metric}.cross.{m}", row[metric])
+            if metric in found.ratio_to_ceiling.get(m, {}):
+                put(figures, f"{of}.cross.{m}", found.ratio_to_ceiling[m][metric])
     return figures
-
-
-def _ratio(rows: np.ndarray, ceiling: np.ndarray, n: int = 2000) -> Figure:
-    """Of two means over the same pictures, with a paired bootstrap."""
-    rng = generator("ratio", len(rows))
-    index = rng.integers(0, len(rows), (n, len(rows)))
-    drawn = rows[index].mean(axis=1) / np.maximum(ceiling[index].mean(axis=1), 1e-9)
-    lo, hi = np.quantile(drawn, [0.025, 0.975])
-    return Figure(mean=float(rows.mean() / ceiling.mean()), lo=float(lo), hi=float(hi))
 
 
 def cost(run: Run, queries: str, method: str, engine: Engine) -> Figures:
@@ -289,10 +265,8 @@ def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
             put(figures, f"reliability_null.{kind}", null(gold))
             if kind == "path-excess":
                 entry = comparison, found[kind]["logo"]
-        pictures = load_queries(run, queries)
-        with scoring(run, estimand="path", excess=False):
-            changed = {m: found["path-excess"][m].score for m in methods}
-            figures |= cross_figures(run, pictures, engine, changed)
+        with scoring(run, estimand="path", excess=True):
+            figures |= cross_figures(run, queries, engine)
             operators = [m for m in methods if get_method(run, m).counterfactuals and m != "hybrid"]
             function = steps.evaluate_function(run, queries, operators, engine, PICTURES)
             few = steps.evaluate_function(run, queries, operators, engine, FEW)

@@ -99,6 +99,10 @@ def evaluate(
     bands: Annotated[
         bool, typer.Option("--bands", help="Show Top-1 in each noise band, with its own ceiling.")
     ] = False,
+    cross: Annotated[
+        bool,
+        typer.Option("--cross", help="Compare with what several retrainings change alike, without their noise."),
+    ] = False,
     function: Annotated[
         bool,
         typer.Option(
@@ -128,6 +132,8 @@ def evaluate(
     steps.change_scoring(folder, **changes)
     if function:
         return show_function(steps.evaluate_function(folder, chosen, method, engine, first), as_json)
+    if cross:
+        return show_cross(steps.evaluate_cross(folder, chosen, engine), as_json)
     if not bands:
         return show_evaluation(folder.recipe.name, steps.evaluate(folder, chosen, band), as_json, pairs=pairs)
     table = steps.evaluate_bands(folder, chosen)
@@ -152,6 +158,26 @@ def show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = N
         console.print(pairs_terminal(name, entry))
     if report:
         print(f"Report: {report}")
+
+
+def show_cross(found: Any, as_json: bool) -> None:
+    """Agreement with the cross-seed oracle."""
+    from rich.console import Console
+
+    from guda.evaluation.tables import figures
+    from guda.table import Table
+
+    if as_json:
+        print(json.dumps(found.model_dump(mode="json")))
+        return
+    rows = [(m, *figures(row, ("top1", "spearman"))) for m, row in found.methods.items()]
+    if found.ceiling is not None:
+        rows.insert(0, ("two other retrainings (ceiling)", *figures(found.ceiling, ("top1", "spearman"))))
+    title = f"Agreement with what LOGO seeds {', '.join(map(str, found.seeds))} change alike: {found.queries}"
+    note = f"{found.estimand}. Of what one retraining changes, {found.systematic:.0%} is common to all of them."
+    if found.ceiling is None:
+        note += " A ceiling needs four LOGO seeds."
+    Console().print(Table.of(title, ["", "Top-1", "Spearman"], rows, note).rich())
 
 
 def show_function(found: Any, as_json: bool) -> None:

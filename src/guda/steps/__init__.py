@@ -3,6 +3,7 @@
 from guda.run.samples import query_count
 from guda.steps.ablate import ablate, read_ablation
 from guda.steps.cluster import ClusterConfig, plan_cluster
+from guda.steps.cross import evaluate_cross
 from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
 from guda.steps.fit import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, ray_engine, sample, train
 from guda.steps.function import evaluate_function
@@ -55,6 +56,7 @@ __all__ = [
     "evals_per_picture",
     "evaluate",
     "evaluate_bands",
+    "evaluate_cross",
     "evaluate_function",
     "evaluate_likelihood",
     "fit",
