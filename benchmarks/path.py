@@ -349,12 +349,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "path")
     parser.add_argument("--only", nargs="*", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--without", nargs="*", default=[], help="methods to leave out")
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     file = RESULTS / "path.json"
     datasets = dict(read_results(file).datasets) if file.is_file() else {}
     engine = steps.local_engine(given.workers)
     for name in given.only:
+        METHODS[name] = tuple(m for m in METHODS[name] if m not in given.without)
         datasets[name] = measure(prepared(given.runs, name, engine), name, engine)
         command = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/path.py"
         datasets = {n: datasets[n] for n in METHODS if n in datasets}
