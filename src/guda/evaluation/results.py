@@ -78,9 +78,10 @@ class DatasetEntry(Config):
     n_groups: int | None = Field(default=None, ge=2)
     estimand: str | None = Field(default=None, description="what the oracle's scores are, with t_max")
     unit: Literal["nats", "log ratio"] = "nats"
-    sign: Literal["positive = the group mattered", "larger = the model changes more without the group"] = (
-        "positive = the group mattered"
-    )
+    sign: Literal[
+        "positive = the group mattered", "positive = the group mattered more than for the average picture",
+        "larger = the model changes more without the group",
+    ] = "positive = the group mattered"  # fmt: skip
     reliability: Reliability | None = None
     random: dict[str, FiniteFloat] | None = Field(default=None, description="expected figures of random rankings")
     reference: str | None = Field(default=None, description="the method that `difference` is taken to")

@@ -22,10 +22,9 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.scoring.drift import Drift
+from guda.scoring.reading import EXCESS_SIGN, LOG_UNIT
 
 TINY = 1e-12  # of the largest divergence: what a group that changes nothing counts for, as log 0 is no number
-
-LOG_UNIT = "log ratio"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +67,14 @@ def average(reference: np.ndarray, log: bool, skipped: np.ndarray) -> Excess:
     suffix = ", log ratio to the average picture" if log else ", less the average picture's"
     groups = reference.shape[1]
     return Excess(
-        mean, centred.T @ centred / (n * (n - 1)), np.full(groups, n), suffix, LOG_UNIT if log else None, own, log
+        mean,
+        centred.T @ centred / (n * (n - 1)),
+        np.full(groups, n),
+        suffix,
+        LOG_UNIT if log else None,
+        None if log else EXCESS_SIGN,
+        own,
+        log,
     )
 
 

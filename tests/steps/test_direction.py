@@ -1,0 +1,38 @@
+"""The sign that a path divergence lacks is the ELBO difference of the same draws, and costs no evaluation."""
+
+import numpy as np
+import pytest
+from tinyrun import SET, Inline, copy_run
+
+from guda import steps
+from guda.run.run import Run
+from guda.scoring.scores import PATH_SIGN
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    found = copy_run(tmp_path_factory.mktemp("direction") / "run")
+    steps.change_scoring(found, plan="stratified")  # one plan serves both estimands, so that both see the same draws
+    return found
+
+
+def test_the_direction_is_the_score_of_the_other_estimand(run: Run) -> None:
+    found = {}
+    for estimand in ("path", "elbo"):
+        steps.change_scoring(run, estimand=estimand)
+        engine = Inline()
+        found[estimand] = steps.score(run, SET, ["retrack", "logo"], engine)
+    assert not engine.ran  # the errors were kept beside the changes
+    for method, path in found["path"].items():
+        elbo = found["elbo"][method]
+        assert path.sign == PATH_SIGN
+        assert path.elbo is not None
+        np.testing.assert_allclose(path.elbo, elbo.score, atol=1e-9)
+        np.testing.assert_allclose(path.elbo_stderr, elbo.stderr, atol=1e-9)
+        assert elbo.elbo is None  # it is the score itself
+
+
+def test_a_rule_evaluates_no_network_and_has_no_direction(run: Run) -> None:
+    steps.change_scoring(run, estimand="path")
+    steps.fit(run, ["posterior"], Inline())
+    assert steps.score(run, SET, ["posterior"], Inline())["posterior"].elbo is None
