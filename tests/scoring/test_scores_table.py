@@ -95,7 +95,7 @@ def test_an_unknown_query_is_answered_with_the_nearest() -> None:
 def test_pandas_has_one_row_per_query_and_group() -> None:
     frame = scores().to_pandas()
     assert list(frame.columns) == ["query", "group", "score", "unit", "stderr", "lo", "hi", "rank", "rank_lo",
-                                   "rank_hi", "p_first", "elbo", "elbo_stderr", "n_evals", "method"]  # fmt: skip
+                                   "rank_hi", "p_first", "n_evals", "method"]  # fmt: skip
     assert len(frame) == 6
     row = frame[(frame["query"] == "s0-00001") & (frame["group"] == "dog")].iloc[0]
     assert (row["score"], row["rank"]) == (-2.0, 3)

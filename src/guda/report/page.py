@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from guda.errors import GudaError
-from guda.evaluation.tables import comparison
+from guda.evaluation.tables import averages_table, comparison
 from guda.files import write_text
 from guda.report import costs, health, trust
 from guda.report.cards import PER, MethodView
@@ -237,12 +237,14 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "null_view": None if null is None else health.NullView(view, null),
         "has_nulls": any(n is not None for n in content.nulls.values()),
         "has_directions": any(v.scores.elbo is not None for v in views),
+        "excess": view.reading.kind.endswith("excess"),  # whose mean over the pictures of the average is zero
         "asked": READINGS["elbo"].question,
         "path_sign": PATH_SIGN,
         "placebo_says": PLACEBO_SAYS,
         "odds_none": ODDS_NONE,
         "trust": trust,
         "comparison": None if content.entry is None else comparison(content.name, content.entry),
+        "averages": None if content.entry is None else averages_table(content.name, content.entry),
         "costs": costs,
         "cost_lines": costs.cost_lines(run, content.name, views, content.variant),
         "stage_lines": costs.stage_lines(run),

@@ -38,6 +38,20 @@ class Excess(Drift):
         assert self.own is not None
         return self.linear(d, d.mean(axis=0).sum(axis=-1), self.own)
 
+    def constants(self) -> dict[str, np.ndarray]:
+        """mean, stderr, lo, hi [G] in nats: what the average picture scores. Of log ratios it is the exponential of the
+        mean logarithm, which is what they are ratios to."""
+        if not self.log:
+            return {
+                "mean": self.mean,
+                "stderr": self.stderr,
+                "lo": self.mean - self.reach,
+                "hi": self.mean + self.reach,
+            }
+        mean = np.exp(self.mean)
+        lo, hi = mean * np.exp(-self.reach), mean * np.exp(self.reach)
+        return {"mean": mean, "stderr": mean * self.stderr, "lo": lo, "hi": hi}
+
     def linear(self, d: np.ndarray, score: np.ndarray, own: np.ndarray) -> np.ndarray:
         """Contributions [..., S] whose sum over strata of the mean over rounds is `score` less `own`, as a log ratio
         where this is one; `score` and `own` [...] without rounds."""

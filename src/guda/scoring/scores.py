@@ -258,17 +258,18 @@ class Scores:
             "rank_lo": column(self.rank_lo).cast(pa.int32()),
             "rank_hi": column(self.rank_hi).cast(pa.int32()),
             "p_first": column(self.p_first),
-            "elbo": column(self.elbo),
-            "elbo_stderr": column(self.elbo_stderr),
             "n_evals": pa.array(np.broadcast_to(self.n_evals, self.score.shape).reshape(-1), pa.int64()),
             "method": pa.array([self.method] * n),
         }
+        if self.sign == PATH_SIGN:  # others have their sign
+            columns |= {"elbo": column(self.elbo), "elbo_stderr": column(self.elbo_stderr)}
         return pa.table(columns).replace_schema_metadata(
             {"estimand": self.estimand, "sign": self.sign, "level": "0.95"}
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per query and group: query, group, score, unit, stderr, lo, hi, rank, elbo, n_evals, method."""
+        """One row per query and group: query, group, score, unit, stderr, lo, hi, rank, n_evals, method; of path scores
+        elbo too."""
         return self.to_table().to_pandas()
 
     def to_xarray(self) -> Any:
