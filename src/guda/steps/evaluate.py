@@ -30,8 +30,8 @@ from guda.steps.queries import tuned_on
 from guda.steps.score import parse_bands, publish, score, scored_methods, scores_folder, up_to_date
 
 
-def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
-    """Compare on one query set; written to evaluation.json (of the plain estimand) and scores/<set>/."""
+def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> DatasetEntry:
+    """Compare on one query set; written to scores/<set>/ and, if it is the run's own comparison, to evaluation.json."""
     queries, oracle, methods = _checked(run, name)
     bands = parse_bands(run, band)
     scores: dict[str, Scores] = {}
@@ -70,7 +70,8 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
         write_json(scores_folder(run, name, bands.slug) / "evaluation.json", value)
         return entry
     write_json(scores_folder(run, name) / "evaluation.json", value)
-    write_json(run.path("evaluation.json"), value)
+    if own:
+        write_json(run.path("evaluation.json"), value)
     return entry
 
 
