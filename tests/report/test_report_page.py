@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -20,6 +21,7 @@ from guda.report.page import render, write_report
 from guda.report.pictures import Symbols, data_uri, side_for
 from guda.run.recipe import Recipe
 from guda.run.run import Run
+from guda.scoring.reading import LOG_UNIT, PATH_SIGN, READINGS, times
 from guda.scoring.scores import Scores
 from guda.table import decimals, interval, percent, signed
 
@@ -307,3 +309,32 @@ def test_scale_has_zero_and_round_ticks():
     assert [label for _, label in scale.ticks()] == ["0", "50"]
     assert Scale.of(np.array([5.0, 8.0])).lo == 0
     assert Scale.of(np.zeros(3)).ticks()[0] == (0, "0.0")
+
+
+def test_a_path_page_asks_another_question_and_gives_the_direction_back(tmp_path):
+    run = make_run(tmp_path / "run")
+    found = add_scores(run, "retrack")
+    plain = render(run, SET)
+    size, elbo = np.abs(found.score) + 0.1, np.where(np.arange(6) % 2, 9.0, -9.0)[:, None] * np.ones((1, 3))
+    path = replace(found, score=size, lo=size - 0.1, hi=size + 0.1, sign=PATH_SIGN, elbo=elbo,
+                   elbo_stderr=np.ones_like(elbo))  # fmt: skip
+    path.write(run.path("scores", SET, "retrack.parquet"))
+    page = render(run, SET)
+    assert READINGS["elbo"].question in plain
+    assert READINGS["path"].question in page
+    assert READINGS["elbo"].question not in page
+    shown = re.findall(r'<p class="note direction">([^<]*)</p>', page)
+    assert [text.rpartition(" ")[2] for text in shown] == ["better", "worse"] * 3
+    assert 'class="note direction"' not in plain
+    sure = replace(path, elbo_stderr=np.full_like(elbo, 5.0))  # within two standard errors: not told
+    sure.write(run.path("scores", SET, "retrack.parquet"))
+    assert not re.findall(r'<p class="note direction">', render(run, SET))
+
+
+def test_a_log_ratio_is_told_as_a_factor_on_every_card(tmp_path):
+    run = make_run(tmp_path / "run")
+    found = add_scores(run, "retrack", unit=LOG_UNIT)
+    page, first = render(run, SET), found[0].top()[0]
+    assert times(first.score) in page
+    assert READINGS["path-excess"].question in page
+    assert json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])["methods"][0]["times"] is True

@@ -34,6 +34,18 @@ def test_an_excess_of_differences_is_a_difference() -> None:
     np.testing.assert_allclose(score[2], plain[2] - reference.mean(axis=0), atol=1e-12)
 
 
+def test_the_average_is_what_a_log_ratio_is_a_ratio_to() -> None:
+    reference, d = np.exp(RNG.normal(1, 0.5, size=(40, 3))), np.exp(RNG.normal(size=(2, 4, 3, 5)))
+    found = average(reference, True, np.full(4, -1))
+    constants, score = found.constants(), found.spread(d).mean(axis=0).sum(axis=-1)
+    np.testing.assert_allclose(np.exp(score) * constants["mean"], d.mean(axis=0).sum(axis=-1))
+    assert (constants["lo"] < constants["mean"]).all()
+    assert (constants["mean"] < constants["hi"]).all()
+    relative = np.log(reference).std(axis=0, ddof=1) / np.sqrt(40)
+    np.testing.assert_allclose(constants["stderr"], constants["mean"] * relative)
+    np.testing.assert_allclose(average(reference, False, np.full(4, -1)).constants()["mean"], reference.mean(axis=0))
+
+
 def test_intervals_cover_the_true_log_ratio() -> None:
     """Divergences with 5 % scoring error, an average of 50 pictures: both errors are in the interval."""
     truth, spread, n, covered = 1.3, 0.8, 50, []

@@ -6,16 +6,20 @@ from typing import Any
 import pytest
 import yaml
 from textrun import tiny_text
-from tinyrun import Inline, digits_folder, tiny
+from tinyrun import SET, Inline, copy_run, digits_folder, tiny
 
 from guda import steps
 from guda.errors import GudaError
+from guda.evaluation.paper_tables import estimands_table
 from guda.evaluation.published import published
+from guda.evaluation.results import read_entry
 from guda.methods.base import METHODS
 from guda.report.catalogue import write_paper_tables
 from guda.report.reproduce import read_reproduction, reproduce, reproductions, scaled_recipe
 from guda.run.recipe import builtin_recipe
 from guda.run.run import Run
+from guda.scoring.reading import LOG_UNIT, PATH_SIGN
+from guda.steps.beside import beside_path, evaluate_beside
 
 EMOJI = Path(__file__).parents[2] / "benchmarks" / "recipes" / "reproduce" / "emoji.yaml"
 
@@ -40,10 +44,10 @@ def test_an_experiment_from_nothing_to_its_tables_and_nothing_twice(tmp_path: Pa
     first = Inline()
     done = reproduce(name, root, first, say=said.append)
     assert [text.partition(": ")[2] for text in said] == [
-        "train, retrain, fit, score", "log-likelihoods", "the same on a noisy partition", "pairs of groups",
-        "tables and figures",
+        "train, retrain, fit, score", "the same under path divergence", "log-likelihoods",
+        "the same on a noisy partition", "pairs of groups", "tables and figures",
     ]  # fmt: skip
-    keys = {"main", "timing", "elbo-likelihood", "oracles", "noisy"}
+    keys = {"main", "timing", "elbo-likelihood", "oracles", "noisy", "path-excess"}
     files = {p.name for p in done.tables}
     assert {f"{k}.{end}" for k in keys for end in ("md", "csv", "tex")} <= files
     assert (root / "pairs.md").is_file()
@@ -83,6 +87,27 @@ def test_an_interrupted_experiment_goes_on(tmp_path: Path) -> None:
             ran += engine.ran
     assert len(ran) == len(set(ran))
     assert (root / "tables" / "main.tex").is_file()
+
+
+def test_the_other_estimand_stands_beside_the_papers_and_changes_nothing_of_it(tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    recipe, evaluation = (run.path(n).read_bytes() for n in ("recipe.yaml", "evaluation.json"))
+    scores = {p.name: p.read_bytes() for p in run.path("scores", SET).glob("*.parquet")}
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_beside(run, SET, Inline(stop_after=2))
+    assert run.path("recipe.yaml").read_bytes() == recipe  # restored, whatever happens
+    other = evaluate_beside(run, SET, Inline())
+    assert run.path("recipe.yaml").read_bytes() == recipe
+    assert run.path("evaluation.json").read_bytes() == evaluation
+    assert {p.name: p.read_bytes() for p in run.path("scores", SET).glob("*.parquet")} == scores
+    assert set(other.methods) == {"logo", "retrack"}
+    assert (other.unit, other.sign) == (LOG_UNIT, PATH_SIGN)
+    assert read_entry(beside_path(run, SET)) == other
+    entry = read_entry(run.path("evaluation.json"))
+    rows = {row.cells[0]: row.cells for row in estimands_table("tiny", entry, other).rows}
+    assert list(rows)[1:-1] == ["retrack"]
+    assert rows["retrack"][1].value == entry.methods["retrack"].metrics["top1"].mean
+    assert rows["retrack"][2].value == other.methods["retrack"].metrics["top1"].mean
 
 
 def test_the_shipped_experiments_are_complete() -> None:

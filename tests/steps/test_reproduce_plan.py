@@ -26,6 +26,11 @@ def test_the_parts_beside_the_recipe() -> None:
     once, draws = 3 * recipe.training.steps * recipe.training.batch, 300 * value["evals_per_model_and_query"]
     assert value["queries"] == 300
     assert found["the same on a noisy partition (23 trainings)"] == sum(v or 0 for v in rows(alone).values())
+    path = found["the same under path divergence"]
+    assert path is not None
+    # retrack, shift and their full model, two retrainings of ten groups and theirs; posterior evaluates no network
+    assert path % draws == 0
+    assert path >= draws * 22
     assert found["3 pairs by logo (6 trainings)"] == 6 * (once + draws)
     retrack = (rows(alone)["fit retrack"] or 0) / 10
     assert found["3 pairs by retrack"] == pytest.approx(3 * (retrack + draws))

@@ -42,9 +42,10 @@ def score(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Attribute pictures: nats per group, with 95 % intervals."""
+    """Attribute pictures: a score per group, with 95 % intervals."""
     from guda import steps
     from guda.run.run import Run
+    from guda.scoring.reading import direction_text
 
     folder = Run.open(run)
     steps.change_groups(folder, groups)
@@ -68,6 +69,8 @@ def score(
         shown = found.queries[:5]
         for query in shown:
             levels = ["   ".join(str(g) for g in s[query].top(top)) for s in (*above, found)]
+            first = found[query].top()[0]
+            levels[-1] += f"   ({way})" if (way := direction_text(first.group, first.direction)) else ""
             lines.append(f"  {query}: " + f"\n  {' ' * len(query)}  > ".join(levels))
         if len(found.queries) > len(shown):
             more = steps.scores_path(folder, chosen, found.method, variant)
@@ -148,10 +151,12 @@ def show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = N
         return
     from rich.console import Console
 
-    from guda.evaluation.tables import terminal
+    from guda.evaluation.tables import averages_table, terminal
 
     console = Console()
     console.print(terminal(name, entry, console.width))
+    if averages := averages_table(name, entry):
+        console.print(averages.rich())
     if pairs:
         from guda.evaluation.tables import pairs_terminal
 

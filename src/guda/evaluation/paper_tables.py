@@ -125,6 +125,31 @@ def anchors_table(name: str, entry: DatasetEntry, same_data: bool = False, timin
     return replace(table, title=table.title.replace(" and cost", ": anchor strategies"), key="anchors")
 
 
+# ---- two estimands ------------------------------------------------------------------------------------------------
+BOTH = ("top1", "ndcg3", "spearman")
+
+
+def estimands_table(name: str, entry: DatasetEntry, other: DatasetEntry) -> Table:
+    """The same comparison under the paper's estimand and under path divergence, each against its own oracle."""
+
+    def cells(one: Mapping[str, Figure] | None, two: Mapping[str, Figure] | None) -> list[Cell]:
+        return [figure((of or {}).get(m)) for m in BOTH for of in (one, two)]
+
+    rows: list[tuple[Cell, ...]] = [(ceiling_name(other.ceiling), *cells(entry.ceiling, other.ceiling))]
+    for method, found in other.methods.items():
+        if method != CEILING:
+            rows.append((method, *cells(entry.methods[method].metrics, found.metrics)))
+    rows.append(("random ranking", *(c for m in BOTH for of in (entry, other) for c in random_figures(of, [m]))))
+    columns = [Column(f"{NAMES[m]}, {kind}", interval=True) for m in BOTH for kind in ("ELBO", "path")]
+    note = _sentence(
+        f"ELBO: {entry.estimand or 'estimand not recorded'}. Path: {other.estimand}. Each is compared with its own "
+        "oracle, so read each column against its own ceiling. Only methods with counterfactual models have both.",
+        footer(other.model_copy(update={"floor": None, "pairs": None})),
+    )
+    title = f"{name}: agreement with LOGO under the paper's estimand and under path divergence"
+    return Table.of(title, [Column("method"), *columns], rows, note, "path-excess")
+
+
 # ---- sweeps -------------------------------------------------------------------------------------------------------
 def sweep_tables(name: str, sweep: SweepFile, same_data: bool = False) -> list[Table]:
     """One table per axis: epochs, lambda, K, lr, DAS's ridge and aggregation, TRAK's ridge, or anything else swept."""

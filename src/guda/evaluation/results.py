@@ -17,7 +17,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeFloat, ValidationError
+from pydantic import (
+    BaseModel,
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from guda.config import Config
 from guda.errors import GudaError
@@ -69,6 +77,12 @@ class PairEntry(Config):
     metrics: dict[str, PairFigure] = Field(description="a - b; positive = a agrees better with LOGO")
 
 
+class GroupAverage(Figure):
+    """What the average picture scores for one group, nats."""
+
+    stderr: NonNegativeFloat = Field(description="over the pictures of the average")
+
+
 class DatasetEntry(Config):
     n_queries: int = Field(ge=1)
     seeds: list[int] = Field(description="seeds of the LOGO oracle")
@@ -78,15 +92,27 @@ class DatasetEntry(Config):
     n_groups: int | None = Field(default=None, ge=2)
     estimand: str | None = Field(default=None, description="what the oracle's scores are, with t_max")
     unit: Literal["nats", "log ratio"] = "nats"
-    sign: Literal["positive = the group mattered", "larger = the model changes more without the group"] = (
-        "positive = the group mattered"
-    )
+    sign: Literal[
+        "positive = the group mattered", "positive = the group mattered more than for the average picture",
+        "larger = the model changes more without the group",
+    ] = "positive = the group mattered"  # fmt: skip
     reliability: Reliability | None = None
     random: dict[str, FiniteFloat] | None = Field(default=None, description="expected figures of random rankings")
     reference: str | None = Field(default=None, description="the method that `difference` is taken to")
     note: str | None = None
     floor: Floor | None = Field(default=None, description="query-noise floor; null with one round")
     pairs: list[PairEntry] | None = Field(default=None, description="methods against each other; null: not tested")
+    averages: dict[str, dict[str, GroupAverage]] | None = Field(
+        default=None, description="of excess scores: by method and group, what is left out of them"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_averages(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Files of scores that leave nothing out have no such key."""
+        value: dict[str, Any] = handler(self)
+        if self.averages is None:
+            value.pop("averages", None)
+        return value
 
 
 class Machine(Config):
@@ -118,7 +144,7 @@ def dataset_entry(
 ) -> DatasetEntry:
     """What `compare` found, and costs by method id; the cost of `logo` goes with the ceiling's figures.
 
-    `named`: unit and sign of the scores, if not nats of an ELBO difference."""
+    `named`: unit and sign of the scores, if not nats of an ELBO difference; averages of excess scores."""
     costs = costs or {}
     if len(seeds) != comparison.n_seeds:
         raise GudaError(

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX, random_baseline
-from guda.evaluation.results import Cost, DatasetEntry, Figure
-from guda.table import Cell, Number, Table, count, human_time, number, rich_group
+from guda.evaluation.results import Cost, DatasetEntry, Figure, GroupAverage
+from guda.scoring.reading import LOG_UNIT
+from guda.table import Cell, Column, Number, Table, count, decimals, human_time, number, rich_group
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -175,6 +176,29 @@ def terminal(name: str, entry: DatasetEntry, width: int = WIDE) -> Group:
 def _compact(cell: str) -> str:
     """[0.72, -0.80] -> [.72,-.80]"""
     return re.sub(r"(\[|, )(-?)0\.", lambda m: f"{m[1].strip()}{m[2]}.", cell)
+
+
+AVERAGE_NOTE = (
+    "A group's average is a constant of its counterfactual models, the same for every picture: how much they differ "
+    "from the full model anywhere. Excess scores leave it out."
+)
+
+
+def averages_table(name: str, entry: DatasetEntry) -> Table | None:
+    """Groups by methods: what the average picture scores, which excess scores leave out."""
+    if not entry.averages:
+        return None
+
+    def cells(of: Mapping[str, GroupAverage]) -> list[Cell]:
+        digits = decimals(np.array([a.mean for a in of.values()]))
+        return [Number(a.mean, f"{a.mean:.{digits}f} ± {a.stderr:.{digits}f}", a.lo, a.hi) for a in of.values()]
+
+    groups = list(next(iter(entry.averages.values())))
+    columns = [Column("group"), *(Column(m, interval=True, unit="nats") for m in entry.averages)]
+    rows = list(zip(groups, *(cells(of) for of in entry.averages.values()), strict=True))
+    title = f"{name}: what the average picture scores, by group (nats ± standard error)"
+    note = AVERAGE_NOTE + (" It is the geometric mean over pictures." if entry.unit == LOG_UNIT else "")
+    return Table.of(title, columns, rows, note, "averages")
 
 
 TESTED = ("top1", "mrr", "spearman")

@@ -1,6 +1,7 @@
-"""What all ELBO-difference methods share: a counterfactual model per group, scored against a full model.
+"""What all methods with a counterfactual model per group share: it is scored against the full model it came from.
 
-    score_k = ELBO(full) - ELBO(without k), nats, positive = the group mattered
+    elbo    score_k = ELBO(full) - ELBO(without k), nats, positive = the group mattered
+    path    score_k = sum_t w_t E ||eps_full - eps_-k||^2, nats, larger = the model changes more without the group
 
 With several sets of counterfactuals (LOGO seeds; the halves of a hybrid) the score is their mean, weighted by t where
 the method says so, taken draw by draw so that its error bar is that of the mean.
@@ -155,6 +156,7 @@ class ElboMethod(Method):
             self.contributions(sets, read), read.scorer, sum(scorer.networks(read.scorer, sets)), bands,
             self.excess(queries, sets, bands) if wanted else self.drift(bands),
             method=name, unit=self.unit, queries=queries.ids, groups=self.groups,
+            **scorer.directions(sets, self.groups, read, self.shares),
         )  # fmt: skip
 
     def values(self, queries: Queries, bands: Sequence[Bands]) -> list[np.ndarray]:

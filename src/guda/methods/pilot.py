@@ -28,10 +28,11 @@ def pilot_tasks(run: Run, methods: Sequence[Method]) -> list[Task]:
             f"{names} has no groups to measure a pilot on; score another method first, or with it",
         )
     chosen = min(elbo, key=lambda m: len(m.sets()))  # an unlearned method before an oracle of several seeds
+    for_path = ", path" if run.recipe.scoring.estimand == "path" else ""
     models = 1 + min(MODELS, len(chosen.groups))
     return [
         Task(
-            name=f"pilot on {chosen.method_id}", stage="pilot", fn="guda.methods.pilot:make_pilot",
+            name=f"pilot on {chosen.method_id}{for_path}", stage="pilot", fn="guda.methods.pilot:make_pilot",
             args={"method": chosen.method_id}, makes=(pilot_file(run),),
             needs=tuple(sorted({p for m in chosen.sets()[0][1].values() for p in m.needs(run)})),
             cost=float(2 * POINTS * IMAGES * models),

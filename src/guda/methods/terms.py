@@ -171,7 +171,7 @@ def score_tasks(
 ) -> list[Task]:
     """Tasks per shard and portion of the models; together they make every missing part."""
     config, scorer = run.recipe.scoring, run_scorer(run, estimand=estimand)
-    models = scorer.evaluated(models)
+    models, by_path = scorer.evaluated(models), ", path" if scorer.path else ""
     tasks = []
     for number, shard in enumerate(shard_names(queries, config.shard)):
         size = min(config.shard, queries.n - number * config.shard)
@@ -184,7 +184,7 @@ def score_tasks(
             which = f"{number}" if len(pieces) == 1 else f"{number}.{piece}"
             tasks.append(
                 Task(
-                    name=f"score {queries.name}/{which} by {len(these)} models for {stage}",
+                    name=f"score {queries.name}/{which} by {len(these)} models for {stage}{by_path}",
                     stage=f"score/{queries.name}/{stage}/{scorer.folder.removeprefix('terms/')}",
                     fn="guda.methods.terms:score_shard",
                     args={

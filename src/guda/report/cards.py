@@ -16,6 +16,7 @@ import numpy as np
 
 from guda.scoring.bars import Row, Scale, make_row
 from guda.scoring.null import Null
+from guda.scoring.reading import LOG_UNIT, axis_label, direction_text
 from guda.scoring.scores import GroupScore, Scores
 from guda.scoring.verdict import Kind, Verdict, verdict
 from guda.table import decimals, interval, probability, signed
@@ -45,6 +46,7 @@ class MethodView:
         self.scores, self.sizes, self.about = scores, np.asarray(sizes, np.float64), about
         self.null = None if null is None else null.quantile()  # what 95 % of placebo scores are below
         self.id, self.unit, self.estimand = scores.method, scores.unit, scores.estimand
+        self.reading = scores.reading
         known = scores.lo is not None and scores.hi is not None and bool(np.isfinite(scores.lo).any())
         self.lo, self.hi = (scores.lo, scores.hi) if known else (None, None)  # NaN: a race saw the group only once
         self.digits = decimals(scores.score)
@@ -58,9 +60,18 @@ class MethodView:
         return null.clears(self.scores).astype(int) + (null.clears(self.scores) & whole)
 
     @property
-    def nats(self) -> bool:
-        """Whether it is a difference of ELBOs; only then has a score per image a meaning."""
-        return self.unit == "nats"
+    def axis(self) -> str:
+        return axis_label(self.unit, self.scores.sign)
+
+    @property
+    def per_image(self) -> bool:
+        """Whether a score per image has a meaning: only that of a difference of ELBOs has."""
+        return self.reading.adds_up
+
+    def direction(self, q: int) -> str:
+        """Of a path divergence: whether the picture is explained worse or better without its first group, if known."""
+        g = int(self.order[q, 0])
+        return direction_text(f"group {self.scores.groups[g]}", self.scores.cell(q, g).direction)
 
     def _scaled(self, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         lo, hi = (None if a is None else a * factor for a in (self.lo, self.hi))
@@ -161,7 +172,7 @@ class MethodView:
 
     def _row(self, q: int, g: int, scale: Scale) -> Row:
         more = ""
-        if self.nats:
+        if self.per_image:
             per = signed(float(self.per_score[q, g]), self.per_digits)
             more = f"; {per} per {PER:,} images (group of {int(self.sizes[g]):,})"
         found = self.scores.cell(q, g)
@@ -180,7 +191,7 @@ class MethodView:
             def mean(values: np.ndarray, digits: int, own: np.ndarray = own, g: int = g) -> str:
                 return signed(float(values[own, g].mean()), digits) if own.any() else "did not race"
 
-            per = mean(self.per_score, self.per_digits) if self.nats else None
+            per = mean(self.per_score, self.per_digits) if self.per_image else None
             lines.append(
                 GroupLine(
                     name, int(self.sizes[g]), float(self.sizes[g] / self.sizes.sum()),
@@ -203,16 +214,19 @@ class MethodView:
             return [[v.kind, v.headline, v.detail] for v in verdicts]
 
         return {
-            "id": self.id, "unit": self.unit, "about": self.about, "estimand": self.estimand,
+            "id": self.id, "unit": self.unit, "axis": self.axis, "times": self.unit == LOG_UNIT,
+            "about": self.about, "estimand": self.estimand,
             # races keep an order of their own: a group that left early may have a larger score by chance
             "order": None if (np.diff(np.take_along_axis(self.scores.score, self.order, 1)) <= 0).all()
             else self.order.tolist(),
             "perOrder": None if self.scores.own.all() else self.per_order.tolist(),
             "score": table(self.scores.score, 5), "lo": table(self.lo, 3), "hi": table(self.hi, 3),
+            "directions": None if self.scores.elbo is None else
+            [self.direction(q) for q in range(len(self.scores.queries))],
             "null": self.null, "above": None if self.above is None else self.above.tolist(),
             "odds": None if self.scores.p_first is None else
             [[[g, float(f"{p:.3g}")] for g, p in self.odds(q)] for q in range(len(self.scores.queries))],
             "digits": self.digits, "width": self.width(), "verdicts": said(self.verdicts),
             "perDigits": self.per_digits, "perWidth": self.width(PER / self.sizes, self.per_digits),
-            "perVerdicts": said(self.per_verdicts) if self.nats else None,
+            "perVerdicts": said(self.per_verdicts) if self.per_image else None,
         }  # fmt: skip

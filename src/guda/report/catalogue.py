@@ -19,6 +19,7 @@ from guda.evaluation.likelihood import COLUMNS, read_likelihood, reliability_sen
 from guda.evaluation.paper_tables import (
     anchors_table,
     correlation_table,
+    estimands_table,
     main_table,
     noisy_table,
     oracles_table,
@@ -40,6 +41,7 @@ from guda.run.data import load_data, scored_groups
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.scores import Scores
+from guda.steps.beside import beside_path
 from guda.steps.fit import Engine
 from guda.steps.likelihood import VARIANT
 from guda.steps.queries import choose_queries
@@ -277,6 +279,8 @@ def write_paper_tables(run: Run, published: str, noisy: Run | None = None) -> li
         tables.append(anchors_table(name, entry, same, costs))
     for path in sorted(run.path("ablations").glob("*.json")):
         tables += sweep_tables(name, read_sweep(path), same)
+    if (other := beside_path(run, queries)).is_file():
+        tables.append(estimands_table(name, entry, read_entry(other)))
     tables += _likelihood_tables(run, name, entry, queries, same)
     if noisy is not None and noisy.has("partition.json"):
         tables.append(noisy_table(name, read_file(noisy.path("partition.json"), PartitionFile), same))

@@ -137,7 +137,7 @@ def read_scores(
 def main_method(run: Run, found: list[Scores]) -> int:
     """Which method's answers the page shows first: an ELBO method that is not the oracle, by recipe order."""
     oracle = run.recipe.evaluation.against
-    for fits in (lambda s: s.unit == "nats" and s.method != oracle, lambda s: s.method != oracle):
+    for fits in (lambda s: s.reading.models and s.method != oracle, lambda s: s.method != oracle):
         for i, scores in enumerate(found):
             if fits(scores):
                 return i

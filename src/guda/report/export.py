@@ -46,11 +46,11 @@ from guda.report.content import Content
 
 SCHEMA = "guda-report/1"
 
-FIGURES = ("score", "stderr", "lo", "hi", "p_first", "rank_lo", "rank_hi", "n_evals")
+FIGURES = ("score", "stderr", "lo", "hi", "p_first", "rank_lo", "rank_hi", "elbo", "elbo_stderr", "n_evals")
 
 COLUMNS = (
     "query", "prompt", "method", "group", "rank", "score", "unit", "stderr", "lo", "hi", "p_first", "rank_lo",
-    "rank_hi", "verdict", "n_evals",
+    "rank_hi", "elbo", "elbo_stderr", "verdict", "n_evals",
 )  # fmt: skip
 
 

@@ -25,7 +25,8 @@ from guda.evaluation.tables import CEILING_NAME
 from guda.evaluation.timing import Timing, crossing, one_retraining
 from guda.files import atomic_path
 from guda.scoring.bars import draw_bars
-from guda.scoring.scores import SIGN, Scores
+from guda.scoring.reading import axis_label
+from guda.scoring.scores import Scores
 from guda.scoring.verdict import verdict
 from guda.table import decimals, human_count
 
@@ -211,7 +212,8 @@ def heatmap(scores: Scores, path: Path) -> Path:
         axis.set(xlabel="group left out", ylabel=f"{len(order):,} queries, under the group with the highest score")
         axis.set_title(f"{scores.method}: {scores.estimand}", loc="left", wrap=True)
         bar = figure.colorbar(image, ax=axis, extend="both", pad=0.02, aspect=40)
-        bar.set_label(f"score ({scores.unit}; {SIGN})\ncolours end at the 99th percentile of its size")
+        unit = axis_label(scores.unit, scores.sign)
+        bar.set_label(f"score ({unit}; {scores.sign})\ncolours end at the 99th percentile of its size")
         bar.outline.set_visible(False)
     return path
 

@@ -91,8 +91,8 @@ class HealthView:
     def mean_drift(self) -> float:
         return float(np.mean([d.mean for d in self.found.drift]))
 
-    def sentences(self, oracle: HealthView | None, subtracted: bool) -> list[str]:
-        """The matrix in words."""
+    def sentences(self, oracle: HealthView | None, subtracted: bool, kind: str = "elbo") -> list[str]:
+        """The matrix in words; `kind` of the page's scores (scoring/reading.py)."""
         groups, drift = self.found.groups, [d.mean for d in self.found.drift]
         k, j = np.unravel_index(int(np.abs(self.beside).argmax()), self.beside.shape)
         own = float(np.diagonal(self.matrix).mean())
@@ -105,7 +105,9 @@ class HealthView:
             f"Largest leak: {signed(float(self.beside[k, j]), self.digits)} nats on images of {groups[j]} when "
             f"{groups[k]} is removed.",
         ]
-        if oracle is not self:
+        if oracle is not self and kind.endswith("excess"):
+            said.append("The scores on this page are compared with the average picture, so most of the drift cancels.")
+        elif oracle is not self:
             said.append(
                 "The drift has been subtracted from the scores on this page."
                 if subtracted
@@ -123,7 +125,7 @@ class HealthView:
 def read_views(run: Run, views: Sequence[MethodView], main: int) -> list[HealthView]:
     """Of every scored method that was checked; the page's main method first."""
     order = [views[main], *(v for i, v in enumerate(views) if i != main)]
-    found = [h for v in order if v.nats and (h := read_health(run, get_method(run, v.id))) is not None]
+    found = [h for v in order if v.reading.models and (h := read_health(run, get_method(run, v.id))) is not None]
     if not found:
         return []
     ends = np.array([[d.lo, d.hi] for h in found for d in h.drift])

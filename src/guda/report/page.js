@@ -13,6 +13,7 @@
     oracle: el.querySelector(".oracle-says"),
     placebo: el.querySelector(".placebo-says"),
     odds: el.querySelector(".odds"),
+    direction: el.querySelector(".direction"),
     drawn: el.querySelector(".drawn"),
     top: [...el.querySelectorAll(".top figure")],
   }));
@@ -26,6 +27,12 @@
   const signed = (v, d) => {
     const text = plain(v, d);
     return v > 0 && /[1-9]/.test(text) ? "+" + text : text;
+  };
+
+  // The same as times() of scoring/reading.py.
+  const times = (v) => {
+    const factor = Math.exp(Math.min(v, 50));
+    return `${plain(factor, factor >= 10 ? 0 : factor >= 1 ? 1 : factor >= 0.095 ? 2 : 3)} times the average picture`;
   };
 
   const scaleOf = (values) => {
@@ -93,7 +100,7 @@
     const line = per ? null : m.null; // placebos have one size: no line per 1,000 images
     const every = (rows) => rows.flatMap((r) => (r.lo === null ? [r.v] : [r.v, r.lo, r.hi])).concat(line === null ? [] : [line]);
     const common = $("scale").value === "common" ? scaleOf(shown.flatMap((s) => every(s.rows))) : null;
-    const unit = per ? `${m.unit} per 1,000 images` : m.unit;
+    const unit = per ? `${m.unit} per 1,000 images` : m.axis;
     for (const card of cards) {
       const { rows, kind, headline, detail, odds } = shown[card.q];
       card.el.className = "card " + kind;
@@ -106,6 +113,10 @@
         name.textContent = D.groups[g].name;
         return [i ? ", " : "", name, "\u00a0" + probability(p)];
       }));
+      if (card.direction) {
+        card.direction.textContent = m.directions ? m.directions[card.q] : "";
+        card.direction.hidden = !card.direction.textContent;
+      }
       if (card.drawn) drawn(card, m, rows[0].g);
       if (card.placebo) {
         card.placebo.hidden = line === null;
@@ -125,7 +136,7 @@
         const li = card.rows[i], [name, , value] = li.children, at = s.at(r.v);
         const between = r.lo === null ? "" : `[${plain(r.lo, digits)}, ${plain(r.hi, digits)}]`;
         li.className = (r.v < 0 ? "neg" : "pos") + (r.lo !== null && (r.lo > 0 || r.hi < 0) ? " sure" : r.lo === null ? " open" : "") + (r.g === gold ? " gold" : "");
-        li.title = `${D.groups[r.g].name}: ${signed(r.v, digits)} ${between} ${unit} (group of ${D.groups[r.g].size.toLocaleString("en-US")})`;
+        li.title = `${D.groups[r.g].name}: ${signed(r.v, digits)} ${between}${m.times ? ", " + times(r.v) : " " + unit} (group of ${D.groups[r.g].size.toLocaleString("en-US")})`;
         if (odds) li.title += `; first with probability ${probability((odds.find(([g]) => g === r.g) || [0, 0])[1])}`;
         li.style.setProperty("--a", Math.min(at, zero) + "%");
         li.style.setProperty("--w", Math.abs(at - zero) + "%");

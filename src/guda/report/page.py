@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from guda.errors import GudaError
-from guda.evaluation.tables import comparison
+from guda.evaluation.tables import averages_table, comparison
 from guda.files import write_text
 from guda.report import costs, health, trust
 from guda.report.cards import PER, MethodView
@@ -27,6 +27,7 @@ from guda.report.pictures import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
 from guda.report.same_noise import Drawings, read_drawings
 from guda.run.run import Run
 from guda.scoring.drift import SUBTRACTED
+from guda.scoring.reading import PATH_SIGN, READINGS
 from guda.scoring.scores import Scores
 from guda.scoring.verdict import LABELS
 from guda.table import percent, signed
@@ -154,6 +155,7 @@ def _cards(content: Content, side: int, drawings: Drawings | None, says: list[st
             "way": ways[q],
             "verdict": view.verdicts[q],
             "odds": view.told_odds(q),
+            "direction": view.direction(q),
             # tooltips of folded groups would be a tenth of a large page; the numbers are in the rows
             "rows": [replace(r, title="") if i >= SHOWN else r for i, r in enumerate(view.rows(q))],
             "scale": view.scale(q),
@@ -234,10 +236,15 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "drift_subtracted": any(v.estimand.endswith(SUBTRACTED) for v in views if healths and v.id == healths[0].id),
         "null_view": None if null is None else health.NullView(view, null),
         "has_nulls": any(n is not None for n in content.nulls.values()),
+        "has_directions": any(v.scores.elbo is not None for v in views),
+        "excess": view.reading.kind.endswith("excess"),  # whose mean over the pictures of the average is zero
+        "asked": READINGS["elbo"].question,
+        "path_sign": PATH_SIGN,
         "placebo_says": PLACEBO_SAYS,
         "odds_none": ODDS_NONE,
         "trust": trust,
         "comparison": None if content.entry is None else comparison(content.name, content.entry),
+        "averages": None if content.entry is None else averages_table(content.name, content.entry),
         "costs": costs,
         "cost_lines": costs.cost_lines(run, content.name, views, content.variant),
         "stage_lines": costs.stage_lines(run),

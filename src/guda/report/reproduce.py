@@ -8,9 +8,9 @@ redoes nothing, so the whole does; tables and figures are arithmetic on finished
     RUN-noisy/      the same on a noisy partition       RUN/figures/   SVG, and PNG where there are pictures
 
 `guda reproduce NAME --plan` says what it costs, part by part. After the recipe's own rows (steps/plan.py) come the
-parts that only the experiment has: its pretrained start, placebos, the second oracle, the noisy twin, pairs of groups,
-sweeps. Where the size of the data or the network are not known without their files, trainings and fits are counted all
-the same, because they follow from the recipe.
+parts that only the experiment has: its pretrained start, placebos, the comparison under path divergence, the second
+oracle, the noisy twin, pairs of groups, sweeps. Where the size of the data or the network are not known without their
+files, trainings and fits are counted all the same, because they follow from the recipe.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from guda.run.run import Run
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task
 from guda.steps.ablate import EPOCHS, Ablation, ablate, read_ablation
+from guda.steps.beside import OTHER, beside_methods, evaluate_beside
 from guda.steps.evaluate import pipeline
 from guda.steps.fit import Engine, base_tasks, train
 from guda.steps.init import init
@@ -152,6 +153,8 @@ def reproduce(
     _check_pairs(init(root, recipe), wanted)
     say(f"{recipe.name}: train, retrain, fit, score")
     run, entry = _carried_out(root, recipe, engine)
+    say(f"{recipe.name}: the same under path divergence")
+    evaluate_beside(run, choose_queries(run), engine)
     noisy: Run | None = None
     if scale in wanted.likelihood:
         say(f"{recipe.name}: log-likelihoods")
@@ -210,6 +213,8 @@ def plan_reproduction(wanted: Reproduction, scale: str = FULL, ablations: bool =
     for method in [get_method(sketch, m) for m in recipe.methods] if n else []:
         if takes_placebos(method):
             rows.append(Budget(f"fit {n} placebos by {method.method_id}", _cost(placebos_of(method, n).fit())))
+    if value["queries"] is not None:
+        rows.append(_beside(sketch_recipe(_changed(recipe, "scoring", **OTHER | {"excess": False})), value["queries"]))
     if scale in wanted.likelihood:
         config, models = wanted.likelihood[scale], len(logo.models())
         n = min(config.n, value["queries"] or config.n)
@@ -233,6 +238,13 @@ def plan_reproduction(wanted: Reproduction, scale: str = FULL, ablations: bool =
 
 def _cost(tasks: Sequence[Task]) -> float:
     return float(sum(t.cost for t in tasks))
+
+
+def _beside(sketch: Sketch, n_queries: int) -> Budget:
+    """Scoring under the other estimand; the pictures of the average are the queries themselves."""
+    planned: set[str] = set()
+    methods = [get_method(sketch, m) for m in beside_methods(sketch)]
+    return Budget("the same under path divergence", n_queries * sum(_cost(m.score(ONE, planned)) for m in methods))
 
 
 def _logo(sketch: Sketch) -> ElboMethod:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from guda.errors import GudaError
+from guda.scoring.reading import axis_label, value
 from guda.table import decimals, interval, plain, signed
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def make_row(group: int, found: GroupScore, scale: Scale, digits: int, more: str
     if found.lo is not None and found.hi is not None:
         style += f";--l:{scale.at(found.lo):g}%;--h:{scale.at(found.hi) - scale.at(found.lo):.4g}%"
     text, between = signed(found.score, digits), interval(found.lo, found.hi, digits)
-    title = f"{found.group}: {f'{text} {between}'.strip()} {found.unit}{more}"
+    title = f"{found.group}: {value(found.score, found.lo, found.hi, digits, found.unit)}{more}"
     kind = "neg" if found.score < 0 else "pos"
     kind += " open" if found.lo is None else " sure" if found.clear else ""
     return Row(group, found.group, kind, style, text, between, title)
@@ -122,7 +123,8 @@ def to_html(scores: Scores) -> str:
     values = max(len(f"{row.value} {row.interval}") for row in shown)
     return str(
         _template().render(
-            css=css, about=f"{scores.method}: {scores.unit}, {scores.sign}; {scores.estimand}", unit=scores.unit,
+            css=css, about=f"{scores.method}: {scores.unit}, {scores.sign}; {scores.estimand}",
+            unit=axis_label(scores.unit, scores.sign),
             pictures=pictures, names=min(30, max(len(row.name) for row in shown)) + 1, values=values, shown=GROUPS,
             left=len(scores) - len(pictures),
         )
@@ -140,7 +142,7 @@ def draw_bars(axis: Any, ranked: Sequence[GroupScore], sign: str, mark: str | No
     axis.tick_params(axis="y", length=0)
     axis.set_ylim(len(ranked) - 0.4, -0.6)
     what = "bars: score, lines: 95 % intervals" if ranked[0].lo is not None else "no intervals: no error model"
-    axis.set_xlabel(f"{ranked[0].unit} ({sign}; {what})")
+    axis.set_xlabel(f"{axis_label(ranked[0].unit, sign)} ({sign}; {what})")
 
 
 def plot(scores: Scores, n: int) -> Any:

@@ -38,6 +38,7 @@ class Drift:
     n: np.ndarray  # [G] images behind each
     suffix: str = SUBTRACTED  # of the estimand's name
     unit: str | None = None  # of the scores without it, if another
+    sign: str | None = None  # the same
 
     @property
     def stderr(self) -> np.ndarray:

@@ -22,10 +22,9 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.scoring.drift import Drift
+from guda.scoring.reading import EXCESS_SIGN, LOG_UNIT
 
 TINY = 1e-12  # of the largest divergence: what a group that changes nothing counts for, as log 0 is no number
-
-LOG_UNIT = "log ratio"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +37,20 @@ class Excess(Drift):
     def spread(self, d: np.ndarray) -> np.ndarray:
         assert self.own is not None
         return self.linear(d, d.mean(axis=0).sum(axis=-1), self.own)
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """mean, stderr, lo, hi [G] in nats: what the average picture scores. Of log ratios it is the exponential of the
+        mean logarithm, which is what they are ratios to."""
+        if not self.log:
+            return {
+                "mean": self.mean,
+                "stderr": self.stderr,
+                "lo": self.mean - self.reach,
+                "hi": self.mean + self.reach,
+            }
+        mean = np.exp(self.mean)
+        lo, hi = mean * np.exp(-self.reach), mean * np.exp(self.reach)
+        return {"mean": mean, "stderr": mean * self.stderr, "lo": lo, "hi": hi}
 
     def linear(self, d: np.ndarray, score: np.ndarray, own: np.ndarray) -> np.ndarray:
         """Contributions [..., S] whose sum over strata of the mean over rounds is `score` less `own`, as a log ratio
@@ -68,7 +81,14 @@ def average(reference: np.ndarray, log: bool, skipped: np.ndarray) -> Excess:
     suffix = ", log ratio to the average picture" if log else ", less the average picture's"
     groups = reference.shape[1]
     return Excess(
-        mean, centred.T @ centred / (n * (n - 1)), np.full(groups, n), suffix, LOG_UNIT if log else None, own, log
+        mean,
+        centred.T @ centred / (n * (n - 1)),
+        np.full(groups, n),
+        suffix,
+        LOG_UNIT if log else None,
+        None if log else EXCESS_SIGN,
+        own,
+        log,
     )
 
 

@@ -17,7 +17,7 @@ from guda.scoring.estimate import LEVEL
 from guda.scoring.excess import Excess
 from guda.scoring.race import Race, RaceResult, Screened, StopRule
 from guda.scoring.scorer import M, Scorer, Set, Shares, equal_shares, networks, shard_name
-from guda.scoring.scores import PATH_SIGN, SIGN, Scores
+from guda.scoring.scores import Scores
 from guda.scoring.terms import kl
 
 MAX_ROUNDS = 64
@@ -134,7 +134,7 @@ def _scores(
         estimand=f"{scorer.estimand}; raced to {rule.name}, intervals hold at every look"
         + ("" if less is None else less.suffix) + ("" if screened is None else screened.estimand),
         score=score, n_evals=networks * found.rounds * scorer.plan.evals_per_round, ranks=ranks,
-        sign=PATH_SIGN if scorer.path else SIGN,
+        sign=(less.sign if less else None) or scorer.sign,
         stderr=np.where(unknown, np.nan, found.stderr), lo=np.where(unknown, np.nan, found.lo),
         hi=np.where(unknown, np.nan, found.hi),
         rank_lo=np.where(settled, np.where(leads, 1, rule.top + 1), np.nan),

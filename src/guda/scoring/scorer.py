@@ -26,7 +26,8 @@ from guda.scoring.bands import Bands
 from guda.scoring.drift import Drift
 from guda.scoring.estimate import difference, rank_columns, stack_estimates
 from guda.scoring.plan import Plan
-from guda.scoring.scores import PATH_SIGN, SIGN, Scores
+from guda.scoring.reading import PATH_SIGN, SIGN
+from guda.scoring.scores import Scores
 from guda.scoring.settings import Settings
 from guda.scoring.terms import Draws, Measured, Terms, kl, make_draws, measure, measure_rule
 from guda.unlearning.rule import RuledDenoiser
@@ -201,6 +202,11 @@ class Scorer(Generic[M]):
         """Named in every output."""
         return self.plan.path_estimand if self.path else self.plan.estimand
 
+    @property
+    def sign(self) -> str:
+        """What a positive score says."""
+        return PATH_SIGN if self.path else SIGN
+
 
 @dataclass(frozen=True)
 class _Round(Generic[M]):
@@ -294,9 +300,17 @@ class Reader(Generic[M]):
             self._read[model, kind] = self.scorer.read(self.queries, model, self.rounds, self.bands, kind)
         return self._read[model, kind]
 
-    def paired(self, full: M, other: M) -> Terms:
-        """What a draw contributes to the score of `other` against `full`, nats, by the estimand."""
-        if self.scorer.path:
+    def has(self, model: M, kind: str) -> bool:
+        """Whether all its parts of this kind are there."""
+        names = shard_names(self.queries, self.scorer.shard)
+        return all(
+            self.scorer.parts.has(self.scorer.name(s, model, r, kind)) for s in names for r in range(self.rounds)
+        )
+
+    def paired(self, full: M, other: M, kind: str | None = None) -> Terms:
+        """What a draw contributes to the score of `other` against `full`, nats: by the estimand, or of `kind`
+        "error" to the ELBO difference, of "change" to the path divergence."""
+        if (kind or self.scorer.kind) == "change":
             return self(other, "change")
         found = self(other)
         return Terms(found.kl - self(full).kl, found.t)
@@ -349,18 +363,38 @@ def equal_shares(t: np.ndarray, n_sets: int) -> Sequence[np.ndarray | float]:
 
 
 def contributions(
-    sets: Sequence[Set[M]], groups: Sequence[str], read: Reader[M], shares: Shares = equal_shares
+    sets: Sequence[Set[M]],
+    groups: Sequence[str],
+    read: Reader[M],
+    shares: Shares = equal_shares,
+    kind: str | None = None,
 ) -> np.ndarray:
     """Paired nats [R, Q, G, S]: counterfactual less full model, the weighted mean over sets, draw by draw, so that the
-    error bar of a mean over sets is that of the mean."""
+    error bar of a mean over sets is that of the mean. `kind` as of `Reader.paired`."""
     counted = shares(read.times(sets), len(sets))
     return np.stack(
         [
-            np.sum([w * read.paired(f, c[g]).kl for w, (f, c) in zip(counted, sets, strict=True)], axis=0)
+            np.sum([w * read.paired(f, c[g], kind).kl for w, (f, c) in zip(counted, sets, strict=True)], axis=0)
             for g in groups
         ],
         axis=2,
     )
+
+
+def directions(
+    sets: Sequence[Set[M]], groups: Sequence[str], read: Reader[M], shares: Shares = equal_shares
+) -> dict[str, Any]:
+    """elbo and elbo_stderr [Q, G] of path divergences: the ELBO difference by the same draws has the sign that they
+    lack. Nothing where errors are not kept for all models (rules, races, parts of a shard)."""
+    models = dict.fromkeys(m for full, others in sets for m in (full, *(others[g] for g in groups)))
+    if not read.scorer.path or not all(read.has(m, "error") for m in models):
+        return {}
+    found = _estimates(contributions(sets, groups, read, shares, "error"), read.scorer.plan)
+    return {"elbo": found["score"], "elbo_stderr": found["stderr"]}
+
+
+def _estimates(d: np.ndarray, plan: Plan) -> dict[str, Any]:
+    return stack_estimates([difference(d[:, :, g], grid=bool(plan.grid)) for g in range(d.shape[2])])
 
 
 def combine(
@@ -370,15 +404,16 @@ def combine(
     """Scores with errors and ranks from paired contributions [R, Q, G, S].
 
     `networks`: evaluations behind one draw of one score; `less` is taken off (drift, or what the average
-    picture scores); `names`: method, unit, queries, groups.
+    picture scores); `names`: method, unit, queries, groups, and `directions`.
     """
     plan = scorer.plan
     if less is not None:
         d = less.spread(d)
         names["unit"] = less.unit or names["unit"]
-    columns = stack_estimates([difference(d[:, :, g], grid=bool(plan.grid)) for g in range(d.shape[2])])
+    columns = _estimates(d, plan)
     estimand = scorer.estimand + (f", bands {bands.name} only" if bands else "") + (less.suffix if less else "")
     return Scores(
-        estimand=estimand, n_evals=networks * plan.evals_per_round * len(d), sign=PATH_SIGN if scorer.path else SIGN,
+        estimand=estimand, n_evals=networks * plan.evals_per_round * len(d),
+        sign=(less.sign if less else None) or scorer.sign,
         **names, **(less.widen(columns) if less else columns), **rank_columns(d, less.cov if less else 0.0),
     )  # fmt: skip

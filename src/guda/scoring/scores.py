@@ -1,7 +1,7 @@
 """Scores: the result. For every query and group: nats (or the method's own unit), error, interval and rank.
 
-Sign: positive = the group mattered (the model explains the picture worse without it). Methods without an error model
-have nulls for stderr, lo and hi.
+What a score says is in its unit and sign (scoring/reading.py). Methods without an error model have nulls for stderr, lo
+and hi. Path divergences have no sign of their own; where it is known, `elbo` gives it back.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from guda.errors import GudaError, NotFinite, suggestion
 from guda.files import read_table, write_table
+from guda.scoring.reading import LOG_UNIT, PATH_SIGN, SIGN, Reading, direction, reading, times
 from guda.scoring.verdict import Verdict, verdict
 from guda.table import decimals
 
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-SIGN = "positive = the group mattered"
-
-PATH_SIGN = "larger = the model changes more without the group"
+__all__ = ["PATH_SIGN", "SIGN", "GroupScore", "QueryScores", "Scores"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,14 @@ class GroupScore:
     rank_lo: int | None = None  # best and worst rank that the error allows
     rank_hi: int | None = None
     p_first: float | None = None  # probability of being first, given the error
+    sign: str = SIGN
+    elbo: float | None = None  # of a path divergence: the ELBO difference by the same draws, nats
+    elbo_stderr: float | None = None
+
+    @property
+    def direction(self) -> str | None:
+        """Of a path divergence, how the picture is explained without the group: worse, better, or None if unsure."""
+        return direction(self.elbo, self.elbo_stderr)
 
     @property
     def clear(self) -> bool:
@@ -49,7 +56,8 @@ class GroupScore:
 
     def __str__(self) -> str:
         interval = "" if self.lo is None else f" [{self.lo:+.2f}, {self.hi:+.2f}]"
-        return f"{self.rank}. {self.group}: {self.score:+.2f}{interval} {self.unit}"
+        told = f", {times(self.score)}" if self.unit == LOG_UNIT else f" {self.unit}"
+        return f"{self.rank}. {self.group}: {self.score:+.2f}{interval}{told}"
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,8 @@ class Scores:
     p_first: np.ndarray | None = None  # probability of being first, given the error
     ranks: np.ndarray | None = None  # where the ranking is not simply by score (races)
     sign: str = SIGN  # what a positive score says
+    elbo: np.ndarray | None = None  # [Q, G] nats, of path divergences: ELBO differences by the same draws, if known
+    elbo_stderr: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.score.shape != (len(self.queries), len(self.groups)):
@@ -118,6 +128,11 @@ class Scores:
             return self.ranks
         order = np.argsort(-self.score, axis=1, kind="stable")
         return np.argsort(order, axis=1, kind="stable") + 1
+
+    @property
+    def reading(self) -> Reading:
+        """What its scores say, in words."""
+        return reading(self.unit, self.sign)
 
     @property
     def first(self) -> np.ndarray:
@@ -185,7 +200,8 @@ class Scores:
 
         return GroupScore(
             self.groups[g], float(self.score[q, g]), value(self.lo), value(self.hi), int(self.rank[q, g]), self.unit,
-            whole(self.rank_lo), whole(self.rank_hi), value(self.p_first),
+            whole(self.rank_lo), whole(self.rank_hi), value(self.p_first), self.sign, value(self.elbo),
+            value(self.elbo_stderr),
         )  # fmt: skip
 
     def top(self, n: int = 1) -> dict[str, tuple[GroupScore, ...]]:
@@ -245,12 +261,15 @@ class Scores:
             "n_evals": pa.array(np.broadcast_to(self.n_evals, self.score.shape).reshape(-1), pa.int64()),
             "method": pa.array([self.method] * n),
         }
+        if self.sign == PATH_SIGN:  # others have their sign
+            columns |= {"elbo": column(self.elbo), "elbo_stderr": column(self.elbo_stderr)}
         return pa.table(columns).replace_schema_metadata(
             {"estimand": self.estimand, "sign": self.sign, "level": "0.95"}
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per query and group: query, group, score, unit, stderr, lo, hi, rank, n_evals, method."""
+        """One row per query and group: query, group, score, unit, stderr, lo, hi, rank, n_evals, method; of path scores
+        elbo too."""
         return self.to_table().to_pandas()
 
     def to_xarray(self) -> Any:
@@ -259,7 +278,19 @@ class Scores:
             xr = import_module("xarray")  # optional
         except ImportError:
             raise GudaError("package-missing", "to_xarray needs xarray; run: pip install xarray") from None
-        names = ("score", "stderr", "lo", "hi", "rank", "rank_lo", "rank_hi", "p_first", "n_evals")
+        names = (
+            "score",
+            "stderr",
+            "lo",
+            "hi",
+            "rank",
+            "rank_lo",
+            "rank_hi",
+            "p_first",
+            "elbo",
+            "elbo_stderr",
+            "n_evals",
+        )
         arrays = {name: getattr(self, name) for name in names}
         known = {name: np.broadcast_to(a, self.score.shape) for name, a in arrays.items() if a is not None}
         about = {"method": self.method, "unit": self.unit, "sign": self.sign, "estimand": self.estimand}
@@ -293,5 +324,5 @@ class Scores:
             columns["method"][0], columns["unit"][0], (table.schema.metadata or {}).get(b"estimand", b"").decode(),
             queries, groups, score, np.array(columns["n_evals"]).reshape(shape), array("stderr"), array("lo"),
             array("hi"), array("rank_lo"), array("rank_hi"), array("p_first"), ranks.astype(np.int64),
-            (table.schema.metadata or {}).get(b"sign", SIGN.encode()).decode(),
+            (table.schema.metadata or {}).get(b"sign", SIGN.encode()).decode(), array("elbo"), array("elbo_stderr"),
         )  # fmt: skip

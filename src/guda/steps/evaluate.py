@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.ceiling import Comparison, compare, query_noise_floor
-from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
+from guda.evaluation.results import Cost, DatasetEntry, GroupAverage, dataset_entry
 from guda.evaluation.tables import separation
 from guda.files import write_json
 from guda.methods.base import METHODS, Method, get_method
@@ -29,8 +30,8 @@ from guda.steps.queries import tuned_on
 from guda.steps.score import parse_bands, publish, score, scored_methods, scores_folder, up_to_date
 
 
-def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
-    """Compare on one query set; written to evaluation.json (of the plain estimand) and scores/<set>/."""
+def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> DatasetEntry:
+    """Compare on one query set; written to scores/<set>/ and, if it is the run's own comparison, to evaluation.json."""
     queries, oracle, methods = _checked(run, name)
     bands = parse_bands(run, band)
     scores: dict[str, Scores] = {}
@@ -62,14 +63,29 @@ def evaluate(run: Run, name: str, band: str | None = None) -> DatasetEntry:
         pairs=separation(found, seed=asked.seed),
         floor=None if rounds is None else query_noise_floor(rounds, asked.resamples, asked.seed),
         unit=scores[oracle.method_id].unit, sign=scores[oracle.method_id].sign,
+        averages=_averages(queries, [oracle, *methods], bands) if run.recipe.scoring.excess else None,
     )  # fmt: skip
     value = entry.model_dump(mode="json")
     if bands is not None:
         write_json(scores_folder(run, name, bands.slug) / "evaluation.json", value)
         return entry
     write_json(scores_folder(run, name) / "evaluation.json", value)
-    write_json(run.path("evaluation.json"), value)
+    if own:
+        write_json(run.path("evaluation.json"), value)
     return entry
+
+
+def _averages(
+    queries: Queries, methods: Sequence[Method], bands: Bands | None
+) -> dict[str, dict[str, GroupAverage]]:  # fmt: skip
+    """What excess scores leave out, by method and group."""
+    found = {}
+    for method in filter(has_counterfactuals, methods):
+        columns = method.excess(queries, method.sets(), bands).constants()
+        rows = zip(*(columns[name].tolist() for name in columns), strict=True)
+        cells = [GroupAverage(**dict(zip(columns, row, strict=True))) for row in rows]
+        found[method.method_id] = dict(zip(method.groups, cells, strict=True))
+    return found
 
 
 def method_cost(run: Run, queries: str, method: Method) -> Cost:

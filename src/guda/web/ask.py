@@ -105,7 +105,7 @@ def question(service: Service) -> Question:
 
 LOOK = 0.1  # seconds between two looks at a job
 
-EMPTY = '<div class="guda"><p class="empty">Your answer will appear here: the groups of training images, ranked by how much worse the model explains the picture without them.</p></div>'  # noqa: E501
+EMPTY = '<div class="guda"><p class="empty">Your answer will appear here: the groups of training images, ranked by how much this picture depends on them.</p></div>'  # noqa: E501
 
 
 async def looks(service: Service, job: Job) -> AsyncIterator[Snapshot | int]:
