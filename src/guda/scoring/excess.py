@@ -23,7 +23,7 @@ from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.scoring.drift import Drift
 
-TINY = 1e-12  # of the largest divergence: what a group that changes nothing counts for, as log 0 is no number
+TINY = 1e-12  # of a picture's largest divergence: what a group that changes nothing counts for, as log 0 is no number
 
 LOG_UNIT = "log ratio"
 
@@ -50,9 +50,9 @@ class Excess(Drift):
 
 
 def floored(score: np.ndarray) -> np.ndarray:
-    """Divergences, none of them zero."""
-    largest = np.nanmax(score) if np.isfinite(score).any() else 1.0
-    return np.maximum(score, TINY * max(float(largest), 1e-300))
+    """Divergences [..., G], none of them zero; what counts as zero is of each picture alone, not of those beside it."""
+    largest = np.where(np.isfinite(score), score, 0.0).max(axis=-1, keepdims=True)
+    return np.maximum(score, TINY * np.maximum(largest, 1e-290))
 
 
 def average(reference: np.ndarray, log: bool, skipped: np.ndarray) -> Excess:

@@ -75,16 +75,9 @@ def _race(
     run: Run, queries: Queries, found: ElboMethod, rule: StopRule, engine: Engine, screened: Screened | None,
     name: str | None,
 ) -> Scores:  # fmt: skip
-    _score_average(run, found, engine)
     scores = run_race(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
     scores.write(scores_path(run, queries.name, found.method_id, name))
     return scores
-
-
-def _score_average(run: Run, found: ElboMethod, engine: Engine) -> None:
-    """The average picture, by the recipe's rounds: what a race of excess scores compares with."""
-    if run.recipe.scoring.excess:
-        engine(run, found.average_tasks(set()), "score the average picture")
 
 
 def _descend(run: Run, queries: Queries, found: ElboMethod, rule: StopRule, screen: Screen, engine: Engine) -> Scores:
@@ -168,7 +161,6 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
     found = check_race(get_method(run, method))
 
     def raced() -> Iterator[tuple[Scores, RaceResult]]:
-        _score_average(run, found, engine)
         for look in iter_rounds(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
             yield look
         look[0].write(scores_path(run, name, method, rule.name))
