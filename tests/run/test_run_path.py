@@ -313,6 +313,26 @@ def test_a_picture_of_the_average_is_left_out_of_its_own(by_path: Run, estimand:
         assert (found.stderr >= 0.9 * own).all()  # the average's error is in it
 
 
+@pytest.mark.parametrize("estimand", ["path", "elbo"])
+def test_a_retraining_by_itself_is_compared_with_its_own_average(run: Run, estimand: str) -> None:
+    """logo-s1 against what seed 1 says of the average picture, logo against what the mean of the seeds says."""
+    name = keep(run, "new", Queries.from_folder(write_queries(run.root / "tmp-q")))
+    steps.change_scoring(run, estimand=estimand)
+    steps.score(run, SET, ["logo"], Inline())
+    steps.score(run, name, ["logo"], Inline())
+    methods = ("logo", "logo-s1", "logo-s2")
+    plain = {m: (stored(run, m, name=name).score, stored(run, m).score) for m in methods}
+    steps.change_scoring(run, excess=True)
+    engine = Inline()
+    steps.score(run, name, ["logo"], engine)
+    assert engine.ran == []  # both are scored
+    for m, (score, average) in plain.items():
+        one, two = (np.log(score), np.log(average)) if estimand == "path" else (score, average)
+        np.testing.assert_allclose(stored(run, m, name=name).score, one - two.mean(axis=0), rtol=1e-9, atol=1e-9)
+    averages = [average.mean(axis=0) for _, average in plain.values()]
+    assert not np.allclose(averages[1], averages[2], rtol=1e-3)  # another seed's average would be noticed
+
+
 @pytest.mark.parametrize("stop", [None, "budget=200"])
 def test_a_new_picture_alone_has_the_excess_that_it_has_among_others(run: Run, stop: str | None) -> None:
     steps.change_scoring(run, estimand="path", excess=True)

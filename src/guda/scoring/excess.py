@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from guda.config import ScoringConfig
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.scoring.drift import Drift
@@ -47,6 +48,22 @@ class Excess(Drift):
             return d - (own / strata)[..., None]
         size = floored(score)
         return d / size[..., None] + ((np.log(size) - score / size - own) / strata)[..., None]
+
+
+def check_drift(config: ScoringConfig, drift: str | None = None) -> None:
+    """Refuse scores that would be less their drift and compared with the average, or less the drift of other scores;
+    `drift` other than the setting's."""
+    if (drift or config.drift) != "subtract":
+        return
+    if config.excess:
+        raise GudaError(
+            "excess-with-drift",
+            "scoring.excess takes off what the average picture scores, drift and all; set scoring.drift: keep",
+        )
+    if config.estimand == "path":
+        raise GudaError(
+            "path-with-drift", "drift is measured for ELBO differences; with estimand: path use excess: true instead"
+        )
 
 
 def floored(score: np.ndarray) -> np.ndarray:

@@ -137,7 +137,8 @@ def _scores(
         + ("" if less is None else less.suffix) + ("" if screened is None else screened.estimand),
         score=score, n_evals=networks * found.rounds * scorer.plan.evals_per_round, ranks=ranks,
         sign=PATH_SIGN if scorer.path else SIGN,
-        **{name: np.where(unknown, np.nan, bars[name]) for name in ("stderr", "lo", "hi")},
+        stderr=np.where(unknown, np.nan, bars["stderr"]), lo=np.where(unknown, np.nan, bars["lo"]),
+        hi=np.where(unknown, np.nan, bars["hi"]),
         rank_lo=np.where(settled, np.where(leads, 1, rule.top + 1), np.nan),
         rank_hi=np.where(settled, np.where(leads, rule.top, raced), np.nan), **names,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
 from guda.run.task import Task, pending
 from guda.scoring.bands import Bands, by_band, default_edges
+from guda.scoring.excess import check_drift
 from guda.scoring.null import Null
 from guda.scoring.race import TREE, RaceResult, Screen, Screened, StopRule
 from guda.scoring.scores import Scores
@@ -214,15 +215,7 @@ def variant(
         raise GudaError(
             "stop-with-drift", "--stop races scores as they are; give --drift keep with it, or leave --stop"
         )
-    if run.recipe.scoring.excess and (drift or run.recipe.scoring.drift) == "subtract":
-        raise GudaError(
-            "excess-with-drift",
-            "scoring.excess takes off what the average picture scores, drift and all; set scoring.drift: keep",
-        )
-    if run.recipe.scoring.estimand == "path" and (drift or run.recipe.scoring.drift) == "subtract":
-        raise GudaError(
-            "path-with-drift", "drift is measured for ELBO differences; with estimand: path use excess: true instead"
-        )
+    check_drift(run.recipe.scoring, drift)
     if screen is not None and stop is None:
         raise GudaError(
             "screen-without-stop", "--screen chooses who starts a race; give --stop too, e.g. --stop top1@0.95"
