@@ -97,6 +97,44 @@ def test_a_bank_raced_banded_and_less_its_drift_is_what_a_run_gives(
     assert_same(guda.attribute(model, rule, queries), guda.attribute(model, data, queries, "posterior"))
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"estimand": "path"},
+        {"estimand": "path", "excess": True},
+        {"excess": True},
+        {"estimand": "path", "excess": True, "band": "20:100"},
+        {"estimand": "path", "stop": "top1@0.95,budget=600"},
+        {"estimand": "path", "excess": True, "stop": "top1@0.95,budget=600"},
+    ],
+    ids=str,
+)
+def test_both_doors_agree_on_path_divergences_and_excess(
+    parts: tuple[Denoiser, ImageData, Queries], asked: dict[str, object], tmp_path: Path
+) -> None:
+    model, data, queries = parts
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for method, options in (("retrack", QUICK), ("posterior", {})):
+        by_run = guda.attribute(model, data, queries, method, options=options, folder=tmp_path / method, **asked)
+        bank = guda.unlearn(model, data, method, **options)
+        by_bank = guda.attribute(model, bank, queries, **asked)
+        assert_same(Scores.read(_written(by_bank, tmp_path)), Scores.read(_written(by_run, tmp_path)))
+        assert (by_bank.unit == "log ratio") == (asked.get("estimand") == "path" and "excess" in asked)
+    torch.set_num_threads(before)
+
+
+def test_an_average_may_be_given(parts: tuple[Denoiser, ImageData, Queries], given: Path) -> None:
+    """A picture of it is left out of its own average, and a given average is not drawn."""
+    model, data, queries = parts
+    bank = guda.unlearn(model, data, **QUICK)
+    plain = np.log(guda.attribute(model, bank, queries, estimand="path").score)
+    expected = [plain[q] - np.delete(plain, q, axis=0).mean(axis=0) for q in range(len(plain))]
+    for average in (queries, given / "generated"):
+        found = guda.attribute(model, bank, queries, estimand="path", excess=True, average=average)
+        np.testing.assert_allclose(found.score, expected, rtol=1e-9, atol=1e-9)
+
+
 def _written(scores: Scores, folder: Path) -> Path:
     scores.write(folder / "scores.parquet")
     return folder / "scores.parquet"
@@ -141,6 +179,11 @@ def test_text_to_image_models_answer_from_python(by_path: bool, tmp_path: Path) 
     prompts = load_prompts(guda.open(tmp_path / "run").run)
     bank = guda.unlearn(model, data, "anchors-removed", prompts=prompts, **options)
     assert_same(guda.attribute(model, bank, queries, strata=2), Scores.read(_written(found, tmp_path)))
+    with pytest.raises(guda.GudaError) as e:
+        guda.attribute(model, bank, queries, strata=2, estimand="path", excess=True)
+    assert e.value.code == "average-missing"
+    found = guda.attribute(model, bank, queries, strata=2, estimand="path", excess=True, average=queries)
+    assert np.isfinite(found.score).all()
 
 
 def test_a_bank_from_disk_has_no_training_images(parts: tuple[Denoiser, ImageData, Queries], tmp_path: Path) -> None:
@@ -164,10 +207,16 @@ def test_what_makes_no_sense_is_refused(parts: tuple[Denoiser, ImageData, Querie
         ("bank-option-unsupported", {"folder": "somewhere"}),
         ("stop-with-band", {"stop": "top1@0.95", "band": "20:100"}),
         ("setting-unknown", {"round": 3}),
+        ("excess-with-drift", {"excess": True, "drift": "subtract"}),
+        ("path-with-drift", {"estimand": "path", "drift": "subtract"}),
+        ("bank-option-unsupported", {"average": queries}),
     ):
         with pytest.raises(guda.GudaError) as e:
             guda.attribute(model, bank, queries, **asked)
         assert e.value.code == code
+    with pytest.raises(guda.GudaError) as e:
+        guda.attribute(model, data, queries, excess=True, average=queries)
+    assert e.value.code == "bank-option-unsupported"
 
 
 def test_memory_does_not_grow_with_the_pictures() -> None:

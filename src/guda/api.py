@@ -20,7 +20,8 @@ from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, suggestion
 from guda.run.recipe import Recipe, preset
-from guda.scoring.bank_scores import score_bank
+from guda.scoring.bank_scores import draw_average, score_bank
+from guda.scoring.excess import check_drift
 from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
 from guda.unlearning.bank import Bank
@@ -86,10 +87,11 @@ def attribute(
     band: str | None = None,
     screen: str | None = None,
     folder: str | Path | None = None,
+    average: Queries | str | Path | None = None,
     **scoring: Any,
 ) -> Scores:
     """Nats per picture and group, positive = the group mattered; `scoring`: settings of a recipe's `scoring` section
-    (rounds, strata, drift="subtract", ...).
+    (rounds, strata, drift="subtract", estimand="path", excess=True, ...).
 
         scores = guda.attribute(model, guda.unlearn(model, data), queries)      # in memory, the bank is kept
         scores = guda.attribute(model, data, queries, "dtrak")                  # any method, through a run
@@ -100,7 +102,9 @@ def attribute(
     retrainings (logo). All of it is kept in the run `folder`; without one, in a temporary folder.
     `stop` races to a stop rule, `band` counts some timesteps only, `screen` chooses who races, all as `guda score`.
     `data`: the training images of a bank that was loaded from disk, which an importance plan and drift are measured
-    on; without them the plan is stratified: the same estimand for more evaluations."""
+    on; without them the plan is stratified: the same estimand for more evaluations.
+    `average`: pictures that the model made, which excess scores by a bank are compared with. By default they are drawn
+    as a run draws its queries; text-to-image models need them given."""
     queries = queries if isinstance(queries, Queries) else Queries.from_folder(queries)
     loaded = model if isinstance(model, Denoiser) else Denoiser.from_pretrained(model)
     if isinstance(source, Bank):
@@ -108,9 +112,12 @@ def attribute(
                             ("folder", folder)):  # fmt: skip
             if given is not None:
                 raise GudaError("bank-option-unsupported", f"a bank is fitted already: leave out {name}=...")
-        return _attribute_by_bank(loaded, source, queries, data or source.data, stop, band, scoring)
+        pictures = average if average is None or isinstance(average, Queries) else Queries.from_folder(average)
+        return _attribute_by_bank(loaded, source, queries, data or source.data, stop, band, pictures, scoring)
     if data is not None:
         raise GudaError("bank-option-unsupported", "data=... are the training images of a bank; give them as `source`")
+    if average is not None:
+        raise GudaError("bank-option-unsupported", "average=... is for a bank; a run compares with its own samples")
     with _folder(folder) as root, _one_thread():
         run = _make_run(root, loaded, None if isinstance(model, Denoiser) else str(model), source, training)
         method = method or next(iter(run.run.recipe.methods))
@@ -124,16 +131,22 @@ def _preset(model: Denoiser) -> Recipe:
 
 def _attribute_by_bank(
     model: Denoiser, bank: Bank, queries: Queries, data: ImageData | None, stop: str | None, band: str | None,
-    given: dict[str, Any],
+    average: Queries | None, given: dict[str, Any],
 ) -> Scores:  # fmt: skip
-    usual = _preset(model).scoring.model_dump()
+    preset = _preset(model)
+    usual = preset.scoring.model_dump()
     if data is None or len(bank) < 2:  # nothing to measure an importance plan on
         usual["plan"] = "stratified"
     config: ScoringConfig = parse_config(ScoringConfig, usual | given, "scoring")
     if stop is not None and (band is not None or config.drift == "subtract"):
         raise GudaError("stop-with-band", "a race is over plain scores: leave out stop, or band and drift='subtract'")
     rule = None if stop is None else StopRule.parse(stop)
-    return score_bank(model, bank, queries, config, data, bank.prompts, rule, band)
+    check_drift(config)
+    if average is not None and not config.excess:
+        raise GudaError("bank-option-unsupported", "average=... is what excess scores are compared with: excess=True")
+    if config.excess and average is None:
+        average = draw_average(model, preset.queries)
+    return score_bank(model, bank, queries, config, data, bank.prompts, rule, band, average)
 
 
 def _make_run(

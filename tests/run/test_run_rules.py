@@ -19,7 +19,7 @@ from guda.run.models import load_model, run_schedule
 from guda.run.plan import run_plan
 from guda.run.recipe import Recipe
 from guda.run.run import Run
-from guda.scoring.terms import all_squared_errors, kl, make_draws, squared_errors
+from guda.scoring.terms import kl, make_draws, measure, squared_errors
 from guda.steps.bank import bank_list, bank_verify
 from guda.unlearning.rule import _identity
 
@@ -123,11 +123,11 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Images sent through a network, call by call."""
     seen: list[int] = []
 
-    def counted(denoiser: Any, draws: Any, block: int, cond: Any = None) -> np.ndarray:
+    def counted(denoiser: Any, draws: Any, *args: Any) -> Any:
         seen.append(int(np.prod(draws.eps.shape[:3])))
-        return all_squared_errors(denoiser, draws, block, cond)
+        return measure(denoiser, draws, *args)
 
-    monkeypatch.setattr("guda.scoring.scorer.all_squared_errors", counted)
+    monkeypatch.setattr("guda.scoring.scorer.measure", counted)
     return seen
 
 

@@ -42,12 +42,12 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes [queries, strata, halves] of what networks are asked, without padding."""
     asked: list[int] = []
 
-    def spy(denoiser: Denoiser, draws: Any, block: int, cond: Any = None) -> np.ndarray:
+    def spy(denoiser: Denoiser, draws: Any, *args: Any) -> Any:
         asked.append(int(np.prod(draws.eps.shape[:3])))
-        return real(denoiser, draws, block, cond)
+        return real(denoiser, draws, *args)
 
-    real = scorer.all_squared_errors
-    monkeypatch.setattr(scorer, "all_squared_errors", spy)
+    real = scorer.measure
+    monkeypatch.setattr(scorer, "measure", spy)
     return asked
 
 

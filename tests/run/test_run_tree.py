@@ -95,6 +95,17 @@ def test_a_descent_that_opens_everything_is_the_plain_race(run: Run) -> None:
         assert np.array_equal(getattr(plain, column), getattr(down, column))
 
 
+@pytest.mark.parametrize("method", ["retrack", "posterior"])
+def test_a_descent_by_excess_compares_each_level_with_its_own_average(run: Run, method: str) -> None:
+    steps.change_scoring(run, estimand="path", excess=True)
+    found = steps.score(run, SET, [method], Inline(), stop="top1@0.9", screen="tree:2")[method]
+    (top,) = steps.upper_levels(run, SET, method, steps.variant(run, "top1@0.9", None, screen="tree:2"))
+    assert top.unit == found.unit == "log ratio"
+    started = (top.rank <= 2)[:, np.array([0, 1, 1, 1, 2, 2])]
+    assert found.own.tolist() == started.tolist()
+    assert np.isfinite(found.score).all()
+
+
 def test_a_descent_is_the_same_after_a_stop_and_with_two_workers(finished: Run, tmp_path: Path) -> None:
     def fresh(name: str) -> Run:
         found = copy_run(tmp_path / name, finished.root)

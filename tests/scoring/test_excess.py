@@ -75,6 +75,14 @@ def test_a_group_that_changes_nothing_has_a_number() -> None:
     assert np.isfinite(score).all()
 
 
+def test_what_counts_as_nothing_is_of_the_picture_alone() -> None:
+    d = np.array([[1.0, 0.0], [1e6, 0.0]]).reshape(1, 2, 2, 1).repeat(2, axis=0)
+    reference = np.array([[1.0, 0.0], [2.0, 1.0], [3.0, 1.0]])
+    both = average(reference, True, np.array([-1, -1])).spread(d)
+    alone = average(reference, True, np.array([-1])).spread(d[:, :1])
+    np.testing.assert_array_equal(both[:, :1], alone)
+
+
 def test_an_average_of_two_is_refused() -> None:
     with refused("average-too-small"):
         average(np.ones((2, 3)), True, np.array([-1]))

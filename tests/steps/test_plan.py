@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from tinyrun import Inline, copy_run, digits_folder, tiny, write_queries
 
 from guda import steps
 from guda.run.recipe import Recipe, builtin_recipe
+from guda.run.run import Run
+from guda.run.task import Task, pending
 from refusals import refused
 
 
@@ -94,3 +97,60 @@ def test_what_is_not_known_is_said() -> None:
     model = small.model.model_copy(update={"path": "some/model"})
     with refused("model-architecture-unknown", match="the architecture of some/model is not known"):
         steps.outline(small.model_copy(update={"model": model}))
+
+
+class Counting(Inline):
+    """What the tasks of each title cost."""
+
+    def __call__(self, run: Run, tasks: list[Task], title: str) -> int:
+        self.spent = getattr(self, "spent", {}) | {title: sum(t.cost for t in pending(run, tasks))}
+        return super().__call__(run, tasks, title)
+
+
+def test_the_plan_of_excess_counts_the_average_picture(tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    value = run.recipe.model_dump(mode="json")
+    value["queries"] |= {"seed": 9, "n": 70}  # not drawn yet
+    value["scoring"] |= {"estimand": "path", "excess": True}
+    run.update(Recipe.from_dict(value, "test"))
+    draw, average, score = (
+        "draw 70 samples for the average picture",
+        "score the average picture by retrack",
+        "score 6 queries by retrack",
+    )
+    found = rows(steps.plan(run, ["retrack", "similarity-pixel"], 6))
+    assert "score the average picture by similarity-pixel" not in found
+    each = 4 * 12 * 2  # models, pairs of strata, rounds
+    assert (found[average], found[score]) == (70 * each, 6 * each)
+    name, engine = steps.add_queries(run, write_queries(tmp_path / "pictures")), Counting()
+    steps.score(run, name, ["retrack"], engine)
+    assert engine.spent["sample the average picture"] == found[draw] > 0
+    assert engine.spent[f"score {name}"] == found[average] + found[score]
+    after = rows(steps.plan(run, ["retrack"], 6))
+    assert (after[draw], after[average], after[score]) == (0, 0, 6 * each)
+    steps.change_scoring(run, excess=False)
+    assert not any("average" in what for what in rows(steps.plan(run, ["retrack"], 6)))
+
+
+def test_work_on_the_average_picture_that_methods_share_counts_once(tmp_path: Path) -> None:
+    recipe = tiny(digits_folder(), scoring={"estimand": "path", "excess": True}, methods={"posterior": {}, "shift": {}})
+    run = steps.init(tmp_path / "run", recipe)
+    found = rows(steps.plan(run, ["shift", "hybrid", "posterior"], 6))
+    assert found["score the average picture by shift"] == 12 * 4 * 12 * 2
+    assert found["score the average picture by hybrid"] == 0
+    assert "score the average picture by posterior" not in found  # it evaluates no network
+
+
+def test_an_outline_of_excess_counts_the_average_picture() -> None:
+    value = builtin_recipe("digits").model_dump(mode="json")
+    value["scoring"] |= {"estimand": "path", "excess": True}
+    plain, found = (rows(steps.outline(Recipe.from_dict(v, "test"))) for v in (_without(value), value))
+    n = value["queries"]["n"]
+    assert found == plain | {
+        what: plain[f"score {n} queries by {what.split()[-1]}"] for what in found.keys() - plain.keys()
+    }
+    assert any(what.startswith("score the average picture by") for what in found)
+
+
+def _without(value: dict) -> dict:
+    return value | {"scoring": value["scoring"] | {"excess": False}}

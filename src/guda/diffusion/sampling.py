@@ -26,6 +26,9 @@ Tick = Callable[[int, int], None]  # (steps done, steps in all)
 Start = Callable[[list[int]], tuple[torch.Tensor, list[torch.Generator] | None]]
 
 
+BLOCK = 64  # images of `sample` that are drawn together; part of what makes them
+
+
 def sample_id(seed: int, index: int) -> str:
     return f"s{seed}-{index:05d}"
 
@@ -36,7 +39,7 @@ def sample(
     *,
     seed: int,
     steps: int | None = None,
-    block: int = 64,
+    block: int = BLOCK,
     tick: Tick = lambda done, total: None,
 ) -> np.ndarray:
     """uint8 [n, C, H, W], one image per index."""

@@ -10,6 +10,7 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.files import digest
+from guda.methods.average import average_pictures
 from guda.methods.base import Method
 from guda.methods.elbo import ElboMethod, Set, has_counterfactuals
 from guda.methods.terms import ModelRef, load_queries, portions, run_scorer
@@ -39,7 +40,9 @@ def iter_rounds(
 ) -> Iterator[tuple[Scores, RaceResult]]:
     """What is known after each round; the last is the answer."""
     check_race(method)
-    sets = method.sets()
+    sets, excess = method.sets(), method.run.recipe.scoring.excess
+    if excess:  # by the recipe's rounds, whatever the race's
+        work(method.average_tasks(set()), "score the average picture")
     name = _race_key(method, rule, sets, screened)
     scorer = run_scorer(method.run, name)
 
@@ -48,7 +51,7 @@ def iter_rounds(
 
     yield from race_rounds.iter_rounds(
         scorer, queries, sets, rule, evaluate, screened, method.shares,
-        method.excess(queries, sets) if method.run.recipe.scoring.excess else None,
+        method.excess(queries, sets) if excess else None,
         method=method.method_id, unit=method.unit,
     )  # fmt: skip
 
@@ -80,11 +83,10 @@ def _race_key(method: ElboMethod, rule: StopRule, sets: list[Set], screened: Scr
     weighing = [] if len(sets) == 1 else [method.config.model_dump(mode="json")]
     begun = [] if screened is None else [np.packbits(screened.start).tobytes().hex()]
     scoring = method.run.recipe.scoring
-    begun += (
-        [scoring.estimand, "excess" if scoring.excess else "plain"]
-        if scoring.estimand == "path" or scoring.excess
-        else []
-    )
+    if scoring.estimand == "path" or scoring.excess:
+        begun += [scoring.estimand, "excess" if scoring.excess else "plain"]
+    if scoring.excess:  # another average decides otherwise
+        begun += [average_pictures(method.run).digest, str(scoring.rounds)]
     places = [rule.top] if rule.confidence is None and rule.top > 1 else []  # which the rule's name tells otherwise
     return digest([rule.name, *models, *weighing, *begun, *places])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from guda.config import QueriesConfig
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator
-from guda.diffusion.sampling import generate, sample, sample_id
+from guda.diffusion.sampling import BLOCK, generate, sample, sample_id
 from guda.errors import GudaError
 from guda.files import digest
 from guda.run import progress
@@ -18,8 +18,6 @@ from guda.run.models import load_model, model_digest, model_files, run_schedule
 from guda.run.parts import Shard, Sharded
 from guda.run.run import Run
 from guda.run.task import Task
-
-BLOCK = 64  # images sampled together; part of what makes them
 
 TEXT_BLOCK = 16  # guidance doubles it, and these networks are large
 

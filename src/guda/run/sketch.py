@@ -35,8 +35,9 @@ class Sketch(Run):
     def __init__(self, recipe: Recipe, data: ImageData, model: Denoiser | None, of: Run | None = None) -> None:
         root, info = Path(f"recipe {recipe.name}"), {"locked": recipe.locked()}
         super().__init__(*((root, info) if of is None else (of.root, of.info)))
-        # drift is measured on training images, whose number does not depend on the queries
-        scoring = recipe.scoring.model_copy(update={"drift": "keep"})
+        # drift is measured on training images and excess on samples, whose number does not depend on the queries
+        scoring = recipe.scoring.model_copy(update={"drift": "keep", "excess": False})
+        self.excess = recipe.scoring.excess
         self.__dict__["recipe"] = recipe.model_copy(update={"scoring": scoring})
         self.data, self._model, self.of = data, model, of
 

@@ -6,19 +6,23 @@ Only the draws of one shard and round are held at a time; terms are a few number
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from guda.config import ScoringConfig
+from guda.config import QueriesConfig, ScoringConfig
 from guda.data.images import ImageData
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.sampling import sample, sample_id
+from guda.diffusion.schedule import FlowSchedule
 from guda.errors import GudaError
 from guda.files import digest
 from guda.parts import MemoryParts
 from guda.scoring.bands import Bands
 from guda.scoring.drift import Drift, draw_reference, measure, reference_index
+from guda.scoring.excess import Excess, check_drift, positions
+from guda.scoring.excess import average as average_of
 from guda.scoring.pilot import MODELS, measure_density
 from guda.scoring.plan import Plan, make_plan
 from guda.scoring.race import StopRule
@@ -80,20 +84,23 @@ def score_bank(
     prompts: Sequence[str] | None = None,
     stop: StopRule | None = None,
     band: str | None = None,
+    average: Queries | None = None,
 ) -> Scores:
-    """`data`, `prompts`: the training images, which an importance plan and drift are measured on."""
+    """`data`, `prompts`: the training images, which an importance plan and drift are measured on; `average`: samples of
+    the model, which excess scores are compared with."""
+    check_drift(config)
     queries.check_shape(model.image_shape)
     settings, _ = fastest(model, config.block)
     while True:
         try:
-            return _score(model, bank, queries, config, settings, data, prompts, stop, band)
+            return _score(model, bank, queries, config, settings, data, prompts, stop, band, average)
         except OutOfMemory:
             settings = settings.halved()
 
 
 def _score(
     model: Denoiser, bank: Bank, queries: Queries, config: ScoringConfig, settings: Settings, data: ImageData | None,
-    prompts: Sequence[str] | None, stop: StopRule | None, band: str | None,
+    prompts: Sequence[str] | None, stop: StopRule | None, band: str | None, average: Queries | None,
 ) -> Scores:  # fmt: skip
     plan = _plan(model, bank, config, settings, data, prompts)
     bands = None if band is None else Bands.parse(band, model.schedule.T)
@@ -101,18 +108,42 @@ def _score(
     path = config.estimand == "path"
     scorer = Scorer(plan, settings, model.schedule, models, MemoryParts(), config.shard, path=path)
     sets, method = models.sets(), next(iter(bank.values())).method
+    excess = _excess(scorer, sets, queries, config, average, bands) if config.excess else None
     if stop is not None:
+        racing = replace(scorer, parts=MemoryParts())  # its parts are of the pictures that still want a model
         for scores, _ in iter_rounds(  # noqa: B007  the last is the answer
-            scorer, queries, sets, stop, lambda r: evaluate_here(scorer, queries, sets, r), method=method, unit="nats"
-        ):
+            racing, queries, sets, stop, lambda r: evaluate_here(racing, queries, sets, r), less=excess,
+            method=method, unit="nats",
+        ):  # fmt: skip
             pass
         return scores
-    drift = None
+    less: Drift | None = excess
     if config.drift == "subtract":
-        drift = _drift(scorer, sets, config, need(data, "drift is measured on training images"), prompts, bands)
+        less = _drift(scorer, sets, config, need(data, "drift is measured on training images"), prompts, bands)
     d = _paired(scorer, sets, queries, config, bands)
     names = {"method": method, "unit": "nats", "queries": queries.ids, "groups": tuple(bank)}
-    return combine(d, scorer, sum(networks(scorer, sets)), bands, drift, **names)
+    return combine(d, scorer, sum(networks(scorer, sets)), bands, less, **names)
+
+
+def draw_average(model: Denoiser, config: QueriesConfig) -> Queries:
+    """The samples of which a run would make its average picture."""
+    if model.conditional or isinstance(model.schedule, FlowSchedule):
+        raise GudaError(
+            "average-missing",
+            "excess scores need pictures that this model made from prompts; give them as average=Queries(...)",
+        )
+    images = sample(model, range(config.n), seed=config.seed, steps=config.steps)
+    return Queries(tuple(sample_id(config.seed, i) for i in range(config.n)), images)
+
+
+def _excess(
+    scorer: Scorer[Member], sets: list[Set[Member]], queries: Queries, config: ScoringConfig,
+    pictures: Queries | None, bands: Bands | None,
+) -> Excess:  # fmt: skip
+    if pictures is None:
+        raise GudaError("average-missing", "excess scores need samples of the model; give them as average=...")
+    scored = _paired(scorer, sets, pictures, config, bands).mean(axis=0).sum(axis=-1)
+    return average_of(scored, scorer.path, positions(queries, pictures))
 
 
 def need(data: ImageData | None, why: str) -> ImageData:

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from guda.config import ScoringConfig
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.scoring.drift import Drift
 from guda.scoring.reading import EXCESS_SIGN, LOG_UNIT
 
-TINY = 1e-12  # of the largest divergence: what a group that changes nothing counts for, as log 0 is no number
+TINY = 1e-12  # of a picture's largest divergence: what a group that changes nothing counts for, as log 0 is no number
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +63,26 @@ class Excess(Drift):
         return d / size[..., None] + ((np.log(size) - score / size - own) / strata)[..., None]
 
 
+def check_drift(config: ScoringConfig, drift: str | None = None) -> None:
+    """Refuse scores that would be less their drift and compared with the average, or less the drift of other scores;
+    `drift` other than the setting's."""
+    if (drift or config.drift) != "subtract":
+        return
+    if config.excess:
+        raise GudaError(
+            "excess-with-drift",
+            "scoring.excess takes off what the average picture scores, drift and all; set scoring.drift: keep",
+        )
+    if config.estimand == "path":
+        raise GudaError(
+            "path-with-drift", "drift is measured for ELBO differences; with estimand: path use excess: true instead"
+        )
+
+
 def floored(score: np.ndarray) -> np.ndarray:
-    """Divergences, none of them zero."""
-    largest = np.nanmax(score) if np.isfinite(score).any() else 1.0
-    return np.maximum(score, TINY * max(float(largest), 1e-300))
+    """Divergences [..., G], none of them zero; what counts as zero is of each picture alone, not of those beside it."""
+    largest = np.where(np.isfinite(score), score, 0.0).max(axis=-1, keepdims=True)
+    return np.maximum(score, TINY * np.maximum(largest, 1e-290))
 
 
 def average(reference: np.ndarray, log: bool, skipped: np.ndarray) -> Excess:

@@ -21,8 +21,9 @@ from guda.diffusion.noise import generator
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
 from guda.scoring.plan import prior_density, stratified
-from guda.scoring.terms import make_draws
+from guda.scoring.terms import make_draws, measure_rule
 from guda.scoring.terms import measure as measure_terms
+from guda.unlearning.rule import RuledDenoiser
 
 POINTS = 12  # timesteps of the grid
 
@@ -48,11 +49,18 @@ def measure(
     ids = [f"pilot-{i}" for i in range(len(images))]
     draws = make_draws(full, full.encode(images), ids, plan, 0)
     cond = full.condition(prompts)
-    base = measure_terms(full, draws, block, cond, keep=True)
-    found = [measure_terms(m, draws, block, cond, base.predictions if path else None) for m in counterfactuals]
-    d = np.stack([m.errors[0] - base.errors[0] if m.changes is None else m.changes[0] for m in found], axis=-1)
-    d = d * schedule.weights[draws.t][..., None]
-    evals = len(images) * plan.evals_per_round * (1 + len(counterfactuals))
+    silent = [path and isinstance(m, RuledDenoiser) for m in counterfactuals]  # a rule's change needs no network
+    base = None if all(silent) else measure_terms(full, draws, block, cond, keep=True)
+    found = []
+    for m in counterfactuals:
+        if path and isinstance(m, RuledDenoiser):
+            found.append(measure_rule(m, draws, block)[0])
+            continue
+        assert base is not None
+        one = measure_terms(m, draws, block, cond, base.predictions if path else None)
+        found.append(one.errors[0] - base.errors[0] if one.changes is None else one.changes[0])
+    d = np.stack(found, axis=-1) * schedule.weights[draws.t][..., None]
+    evals = len(images) * plan.evals_per_round * ((base is not None) + silent.count(False))
     return draws.t.T, (d - d.mean(axis=-1, keepdims=True)).transpose(1, 0, 2), evals
 
 

@@ -107,11 +107,11 @@ def _read(
     """(t, nats) [q, S], NaN in the rows that did not want the model."""
     strata = scorer.plan.n_strata
     t, nats = np.zeros((shard.n, strata), np.int64), np.full((shard.n, strata), np.nan)
-    t[positions], errors, ids = scorer.read_part(shard_name(shard), model, number)
+    drawn, errors, ids = scorer.read_part(shard_name(shard), model, number)
     if ids != (wants := [shard.ids[p] for p in positions]):
         where = scorer.part_name(shard_name(shard), model, number)
         raise Mismatch("race-file-stale", f"{where}: pictures", ids, wants, "delete it and score again")
-    nats[positions] = kl(scorer.plan, scorer.weights(), t[positions], errors)
+    t[positions], nats[positions] = drawn, kl(scorer.plan, scorer.weights(), drawn, errors)
     return t, nats
 
 
@@ -130,13 +130,15 @@ def _scores(
     # of a group that did not race nothing is claimed, and what is claimed of the others is among those that did
     settled = settled & (found.rounds > 0)
     raced = (found.rounds > 0).sum(axis=1, keepdims=True)
+    bars = {"score": found.score, "stderr": found.stderr, "lo": found.lo, "hi": found.hi}
+    bars = bars if less is None else less.widen(bars)
     return Scores(
         estimand=f"{scorer.estimand}; raced to {rule.name}, intervals hold at every look"
         + ("" if less is None else less.suffix) + ("" if screened is None else screened.estimand),
         score=score, n_evals=networks * found.rounds * scorer.plan.evals_per_round, ranks=ranks,
         sign=(less.sign if less else None) or scorer.sign,
-        stderr=np.where(unknown, np.nan, found.stderr), lo=np.where(unknown, np.nan, found.lo),
-        hi=np.where(unknown, np.nan, found.hi),
+        stderr=np.where(unknown, np.nan, bars["stderr"]), lo=np.where(unknown, np.nan, bars["lo"]),
+        hi=np.where(unknown, np.nan, bars["hi"]),
         rank_lo=np.where(settled, np.where(leads, 1, rule.top + 1), np.nan),
         rank_hi=np.where(settled, np.where(leads, rule.top, raced), np.nan), **names,
     )  # fmt: skip

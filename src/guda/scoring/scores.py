@@ -143,7 +143,10 @@ class Scores:
     def own(self) -> np.ndarray:
         """bool [Q, G]: scores of the group itself; not those that a screen lent to groups that did not race."""
         evals = np.broadcast_to(self.n_evals, self.score.shape)
-        return np.asarray((evals > 0) | (evals.max() == 0))  # methods that need no evaluations lend nothing
+        if evals.max() > 0:
+            return np.asarray(evals > 0)
+        # methods that need no evaluations lend nothing, unless they raced: then only those that did have an interval
+        return np.ones(self.score.shape, bool) if self.lo is None else np.isfinite(self.lo)
 
     @cached_property
     def _place(self) -> dict[str, int]:
@@ -230,7 +233,7 @@ class Scores:
     def evals_per_query(self, shared: int = 1, each: int = 1) -> np.ndarray:
         """Network evaluations [Q] where `each` of shared + each of a score's are its own: by default half of them, its
         counterfactual's; the other half are those of the full model."""
-        evals = np.broadcast_to(self.n_evals, self.score.shape) / (shared + each)
+        evals = np.broadcast_to(self.n_evals, self.score.shape) / max(shared + each, 1)  # 0: rules without a network
         return each * evals.sum(axis=1) + shared * evals.max(axis=1)
 
     def to_table(self) -> pa.Table:

@@ -22,17 +22,19 @@ from torch import nn
 from guda.data.sources import known_size
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import build_network, make_scheduler
+from guda.diffusion.sampling import BLOCK
 from guda.diffusion.schedule import Schedule
 from guda.engine.processes import default_workers
 from guda.errors import GudaError, choices
 from guda.files import read_json
 from guda.methods.base import get_method
+from guda.methods.elbo import has_counterfactuals
 from guda.run.data import load_data, scored_groups
 from guda.run.models import architecture
 from guda.run.plan import needs_pilot, pilot_file, run_settings
 from guda.run.recipe import Recipe
 from guda.run.run import Run
-from guda.run.samples import BLOCK, sample_tasks
+from guda.run.samples import query_count, sample_tasks, set_name
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task, pending
 from guda.scoring.scores import Scores
@@ -85,8 +87,9 @@ def stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> list[Stage
     """What is left to do. Work that several methods share (the halves of a hybrid, gradients of the same network)
     counts where it is needed first; evaluations of the full model count for every method."""
     made: set[str] = set()
+    averaged: set[str] = set()  # the same of the average picture, whose parts are listed as those of a query
 
-    def new(tasks: list[Task]) -> list[Task]:
+    def new(tasks: list[Task], made: set[str] = made) -> list[Task]:
         found = [t for t in pending(sketch, tasks) if not made.issuperset(t.makes)]
         made.update(file for t in tasks for file in t.makes)
         return found
@@ -99,9 +102,33 @@ def stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> list[Stage
         rows += [Stage(f"train the conditional model of {name}", twin)] if twin else []
         rows.append(Stage(f"fit {name}", [t for t in fit if t not in twin]))
         score = method.score(ONE, set())
-        if any(t.cost for t in score):
-            rows.append(Stage(f"score {n_queries} queries by {name}", new(score), n_queries))
+        if not any(t.cost for t in score):
+            continue
+        if sketch.excess and method.counterfactuals:  # where the queries are the samples themselves, it costs nothing
+            known = _average_tasks(sketch, name)
+            tasks, times = (score, _samples(sketch, n_queries)) if known is None else (known, 1)
+            rows.append(Stage(f"score the average picture by {name}", new(tasks, averaged), times))
+        rows.append(Stage(f"score {n_queries} queries by {name}", new(score), n_queries))
+    if sketch.excess and sketch.of is not None:  # of a recipe alone, the samples are the queries that are drawn anyway
+        drawn = new(sample_tasks(sketch, sketch.recipe.queries))
+        rows.insert(1, Stage(f"draw {_samples(sketch, n_queries)} samples for the average picture", drawn))
     return rows
+
+
+def _samples(sketch: Sketch, n_queries: int) -> int:
+    """How many samples the average picture is made of."""
+    known = sketch.of is not None or sketch.recipe.prompts is None
+    return query_count(sketch, sketch.recipe.queries) if known else n_queries
+
+
+def _average_tasks(sketch: Sketch, name: str) -> list[Task] | None:
+    """What is left of scoring a run's average picture by a method; None where its samples or models are not there."""
+    run = sketch.of
+    if run is None or needs_pilot(run) or not run.has(f"queries/{set_name(run, run.recipe.queries)}/index.json"):
+        return None
+    method = get_method(run, name)
+    assert has_counterfactuals(method)
+    return pending(run, method.average_tasks(set())) if method.fitted() else None
 
 
 def sketch_run(run: Run) -> Sketch:

@@ -25,6 +25,7 @@ from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
 from guda.run.task import Task, pending
 from guda.scoring.bands import Bands, by_band, default_edges
+from guda.scoring.excess import check_drift
 from guda.scoring.null import Null
 from guda.scoring.race import TREE, RaceResult, Screen, Screened, StopRule
 from guda.scoring.scores import Scores
@@ -75,16 +76,9 @@ def _race(
     run: Run, queries: Queries, found: ElboMethod, rule: StopRule, engine: Engine, screened: Screened | None,
     name: str | None,
 ) -> Scores:  # fmt: skip
-    _score_average(run, found, engine)
     scores = run_race(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
     scores.write(scores_path(run, queries.name, found.method_id, name))
     return scores
-
-
-def _score_average(run: Run, found: ElboMethod, engine: Engine) -> None:
-    """The average picture, by the recipe's rounds: what a race of excess scores compares with."""
-    if run.recipe.scoring.excess:
-        engine(run, found.average_tasks(set()), "score the average picture")
 
 
 def _descend(run: Run, queries: Queries, found: ElboMethod, rule: StopRule, screen: Screen, engine: Engine) -> Scores:
@@ -168,7 +162,6 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
     found = check_race(get_method(run, method))
 
     def raced() -> Iterator[tuple[Scores, RaceResult]]:
-        _score_average(run, found, engine)
         for look in iter_rounds(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
             yield look
         look[0].write(scores_path(run, name, method, rule.name))
@@ -222,15 +215,7 @@ def variant(
         raise GudaError(
             "stop-with-drift", "--stop races scores as they are; give --drift keep with it, or leave --stop"
         )
-    if run.recipe.scoring.excess and (drift or run.recipe.scoring.drift) == "subtract":
-        raise GudaError(
-            "excess-with-drift",
-            "scoring.excess takes off what the average picture scores, drift and all; set scoring.drift: keep",
-        )
-    if run.recipe.scoring.estimand == "path" and (drift or run.recipe.scoring.drift) == "subtract":
-        raise GudaError(
-            "path-with-drift", "drift is measured for ELBO differences; with estimand: path use excess: true instead"
-        )
+    check_drift(run.recipe.scoring, drift)
     if screen is not None and stop is None:
         raise GudaError(
             "screen-without-stop", "--screen chooses who starts a race; give --stop too, e.g. --stop top1@0.95"
