@@ -16,10 +16,12 @@ from guda import steps
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
 from guda.methods.base import get_method
+from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_counterfactual, load_queries, run_scorer
 from guda.run.models import load_model, run_schedule
 from guda.run.plan import run_plan
 from guda.run.run import Run
+from guda.scoring.bands import Bands
 from guda.scoring.scores import PATH_SIGN, Scores
 from guda.scoring.terms import kl, make_draws
 from guda.steps.score import scores_path
@@ -456,3 +458,25 @@ def test_parts_name_the_models_that_they_compare(by_path: Run) -> None:
     by_path.path(str(ref.counterfactual)).write_bytes(by_path.path(str(other.counterfactual)).read_bytes())
     with refused("terms-stale"):
         scorer.read(load_queries(by_path, SET), ref, 1, kind="change")
+
+
+def test_bare_scores_are_of_the_estimand_that_is_reported(by_path: Run) -> None:
+    """What tuning, the noise bands and the query-noise floor compare: excess where the scores are."""
+    steps.change_scoring(by_path, excess=True)
+    steps.score(by_path, SET, ["logo"], Inline())
+    logo, queries = get_method(by_path, "logo"), load_queries(by_path, SET)
+    assert has_counterfactuals(logo)
+    whole = Bands(((0, run_schedule(by_path).T, 1.0),))
+    [values] = logo.values(queries, [whole])
+    np.testing.assert_allclose(values, logo.scores(queries).score, atol=1e-9)
+    [seeds] = logo.seed_values(queries, [whole])
+    for seed, value in zip(logo.seed_sets(), seeds, strict=True):
+        np.testing.assert_allclose(value, Scores.read(scores_path(by_path, SET, f"logo-s{seed}")).score, atol=1e-9)
+    rounds = logo.round_values(queries)
+    assert rounds.shape == (by_path.recipe.scoring.rounds, *values.shape)
+    assert np.abs(rounds.mean(axis=0) - values).max() < np.abs(values).max()
+
+
+def test_log_p_is_compared_with_elbo_differences_only(by_path: Run) -> None:
+    with refused("likelihood-estimand-unsupported"):
+        steps.likelihood(by_path, SET, Inline())

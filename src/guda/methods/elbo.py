@@ -167,6 +167,8 @@ class ElboMethod(Method):
         d, t = self.contributions(sets, read), read.times(sets)
         T = run_schedule(self.run).T
         found = [(d * b.factors(T)[t][:, :, None]).mean(axis=0).sum(axis=-1) for b in bands]
+        if self.run.recipe.scoring.excess:
+            return [self.excess(read.queries, sets, b).of(f) for f, b in zip(found, bands, strict=True)]
         drifts = [self.drift(b) for b in bands]
         return [f if drift is None else f - drift.mean for f, drift in zip(found, drifts, strict=True)]
 
@@ -178,7 +180,8 @@ class ElboMethod(Method):
 
     def round_values(self, queries: Queries, bands: Bands | None = None) -> np.ndarray:
         """Scores, mean over sets, by every round of draws alone: [rounds, Q, G]."""
-        return np.asarray(self.contributions(self.sets(), self.reader(queries, bands)).sum(axis=-1))
+        found = np.asarray(self.contributions(self.sets(), self.reader(queries, bands)).sum(axis=-1))
+        return self.excess(queries, self.sets(), bands).of(found) if self.run.recipe.scoring.excess else found
 
     def networks(self) -> tuple[int, int]:
         """(shared, each): one draw of n groups costs shared + each n network evaluations."""

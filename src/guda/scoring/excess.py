@@ -39,6 +39,11 @@ class Excess(Drift):
         assert self.own is not None
         return self.linear(d, d.mean(axis=0).sum(axis=-1), self.own)
 
+    def of(self, score: np.ndarray) -> np.ndarray:
+        """Plain scores [..., Q, G] against the average picture's."""
+        assert self.own is not None
+        return np.asarray((np.log(floored(score)) if self.log else score) - self.own)
+
     def constants(self) -> dict[str, np.ndarray]:
         """mean, stderr, lo, hi [G] in nats: what the average picture scores. Of log ratios it is the exponential of the
         mean logarithm, which is what they are ratios to."""

@@ -49,6 +49,12 @@ def likelihood(
     """Delta log p of each method (default: of all that are scored and have it), written to
     scores/<set>/likelihood/<method>.parquet, and compared with delta ELBO on the same queries: evaluation.json and .md
     there. `changes`: settings of the recipe's section `likelihood`, kept."""
+    scoring = run.recipe.scoring
+    if scoring.estimand == "path" or scoring.excess:
+        raise GudaError(
+            "likelihood-estimand-unsupported",
+            f"log p is compared with ELBO differences; score with: guda score {run.root} --estimand elbo --no-excess",
+        )
     value = run.recipe.model_dump(mode="json")
     given = {k: v for k, v in changes.items() if v is not None}
     recipe = Recipe.from_dict(value | {"likelihood": value["likelihood"] | given}, "the changed recipe")
