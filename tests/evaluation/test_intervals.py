@@ -242,7 +242,7 @@ def test_it_covers_at_least_its_level():
 
 def test_no_share_is_refused():
     for k, n in ((0, 0), (3, 2), (-1, 2)):
-        with pytest.raises(ValueError, match="no share"):
+        with pytest.raises(ValueError, match="not a share"):
             clopper_pearson(k, n)
 
 
