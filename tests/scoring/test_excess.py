@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from guda.data.queries import Queries
-from guda.scoring.estimate import difference, moments
+from guda.scoring.estimate import difference, moments, rank_columns
 from guda.scoring.excess import average, positions
 from guda.scoring.race import Race, StopRule
 from refusals import refused
@@ -113,3 +113,20 @@ def test_a_race_decides_by_the_excess_not_by_the_plain_score(log: bool) -> None:
     assert found.winner().tolist() == [0]
     expected = np.log(truth) - np.log(reference).mean(axis=0) if log else truth - reference.mean(axis=0)
     np.testing.assert_allclose(found.score[0], expected, atol=0.05 * np.abs(expected).max())
+
+
+def test_groups_that_hardly_change_do_not_hide_who_is_first() -> None:
+    """Group 0 is at 50 times its average, the others at about their own with large relative errors."""
+    reference = np.exp(RNG.normal(size=(100, 4)))
+    less = average(reference, True, np.array([-1]))
+    truth = np.exp(less.mean) * [50.0, 1.0, 1.0, 1.0]
+    noise = np.array([0.02, 0.9, 0.9, 0.9])[:, None] * RNG.normal(size=(3, 1, 4, 8))
+    d = truth[:, None] / 8 * np.maximum(1 + noise, 0.01)
+    ranks = rank_columns(*less.ranked(d))
+    assert ranks["p_first"][0, 0] > 0.99
+    assert (ranks["rank_lo"][0, 0], ranks["rank_hi"][0, 0]) == (1, 1)
+    ratios, extra = less.ranked(d)
+    assert callable(extra)
+    plain = d.mean(axis=0).sum(axis=-1)[0] / np.exp(less.mean)
+    np.testing.assert_allclose(ratios.mean(axis=0).sum(axis=-1)[0], plain)
+    np.testing.assert_allclose(extra(0), less.cov * np.outer(plain, plain))  # the average's error, in ratios

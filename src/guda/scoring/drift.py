@@ -24,7 +24,7 @@ from guda.data.queries import Queries
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.files import digest
-from guda.scoring.estimate import LEVEL
+from guda.scoring.estimate import LEVEL, Covariance
 
 SEED = 0  # of the reference images
 
@@ -53,6 +53,10 @@ class Drift:
         """Paired contributions [R, Q, G, S] less the drift, in equal parts from every stratum: the sum over strata of
         the mean over rounds falls by c_k, and what varies between rounds, the scoring error, is left as it is."""
         return d - (self.mean / d.shape[-1])[:, None]
+
+    def ranked(self, d: np.ndarray) -> tuple[np.ndarray, Covariance]:
+        """Contributions by which groups are compared with each other, and the covariance of what else errs."""
+        return self.spread(d), self.cov
 
     def widen(self, estimates: dict[str, Any]) -> dict[str, Any]:
         """score, stderr, lo, hi [Q, G] of shifted contributions, with the drift's own error: in quadrature, the

@@ -10,7 +10,7 @@ error comes from successive differences along t; it counts the trend as noise an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,11 +145,15 @@ def _of_differences(cov: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(variance[:, None] + variance[None, :] - 2 * cov, 0.0))
 
 
-def rank_columns(contributions: np.ndarray, extra: np.ndarray | float = 0.0) -> dict[str, Any]:
+Covariance = np.ndarray | float | Callable[[int], np.ndarray]  # [G, G], the same for all pictures or of each
+
+
+def rank_columns(contributions: np.ndarray, extra: Covariance = 0.0) -> dict[str, Any]:
     """rank_lo, rank_hi, p_first as [Q, G] from [R, Q, G, S]; None with a single round, which has no error."""
     if len(contributions) < 2:
         return {"rank_lo": None, "rank_hi": None, "p_first": None}
-    found = [moments(contributions[:, q], extra) for q in range(contributions.shape[1])]
+    pictures = range(contributions.shape[1])
+    found = [moments(contributions[:, q], extra(q) if callable(extra) else extra) for q in pictures]
     intervals = [m.rank_interval() for m in found]
     return {
         "rank_lo": np.stack([i[0] for i in intervals]),

@@ -23,6 +23,7 @@ from guda.config import ScoringConfig
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.scoring.drift import Drift
+from guda.scoring.estimate import Covariance
 from guda.scoring.reading import EXCESS_SIGN, LOG_UNIT
 
 TINY = 1e-12  # of a picture's largest divergence: what a group that changes nothing counts for, as log 0 is no number
@@ -38,6 +39,19 @@ class Excess(Drift):
     def spread(self, d: np.ndarray) -> np.ndarray:
         assert self.own is not None
         return self.linear(d, d.mean(axis=0).sum(axis=-1), self.own)
+
+    def ranked(self, d: np.ndarray) -> tuple[np.ndarray, Covariance]:
+        """Groups are compared by their ratios, not by the logarithms: the order is the same, a ratio is linear in the
+        contributions, and the large relative errors of groups that hardly change do not hide who is first."""
+        if not self.log or self.own is None:
+            return super().ranked(d)
+        ratios = self.ratios(d, self.own)
+        size = ratios.mean(axis=0).sum(axis=-1)
+        return ratios, lambda q: self.cov * size[q][:, None] * size[q]
+
+    def ratios(self, d: np.ndarray, own: np.ndarray) -> np.ndarray:
+        """Contributions [..., S] to the ratio of a divergence to the average picture's, `own` [...] its logarithm."""
+        return np.asarray(d / np.exp(own)[..., None])
 
     def of(self, score: np.ndarray) -> np.ndarray:
         """Plain scores [..., Q, G] against the average picture's."""

@@ -178,12 +178,18 @@ class Race:
         self.rounds.append(np.where(self.active[:, :, None], contributions, np.nan))
         done = np.stack(self.rounds)
         for q in np.flatnonzero(ran):
-            keep = survivors(self._compared(done[:, q], int(q)), self.active[q], self.rule)
+            keep = survivors(self._ranked(done[:, q], int(q)), self.active[q], self.rule)
             if not keep.any():
                 self.settled[q] = True
             elif self.rule.budget is not None and self.evals[q] + self._cost(keep.sum()) > self.rule.budget:
                 keep[:] = False
             self.active[q] = keep
+
+    def _ranked(self, d: np.ndarray, q: int) -> np.ndarray:
+        """Contributions [R, G, S] of a picture, by which its groups are compared with each other."""
+        if self.less is None or self.less.own is None or not self.less.log:
+            return self._compared(d, q)
+        return self.less.ratios(d, self.less.own[q])
 
     def _compared(self, d: np.ndarray, q: int | slice) -> np.ndarray:
         """Contributions [R, ..., G, S] of a picture, or of all, against the average picture's."""

@@ -407,6 +407,7 @@ def combine(
     picture scores); `names`: method, unit, queries, groups, and `directions`.
     """
     plan = scorer.plan
+    ranks = rank_columns(*((d, 0.0) if less is None else less.ranked(d)))
     if less is not None:
         d = less.spread(d)
         names["unit"] = less.unit or names["unit"]
@@ -415,5 +416,5 @@ def combine(
     return Scores(
         estimand=estimand, n_evals=networks * plan.evals_per_round * len(d),
         sign=(less.sign if less else None) or scorer.sign,
-        **names, **(less.widen(columns) if less else columns), **rank_columns(d, less.cov if less else 0.0),
+        **names, **(less.widen(columns) if less else columns), **ranks,
     )  # fmt: skip
