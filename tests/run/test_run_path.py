@@ -387,7 +387,8 @@ def test_a_race_ends_with_the_plans_first_where_it_is_clear_and_resumes(
 ) -> None:
     steps.change_scoring(run, estimand="path", excess=excess, rounds=8)
     plain = steps.score(run, SET, [method], Inline())[method]
-    clear = np.asarray(plain.p_first).max(axis=1) > 0.98
+    # the error of an average of twelve pictures is large, and a race takes the average as it is
+    clear = np.asarray(plain.p_first).max(axis=1) > (0.75 if excess else 0.98)
     assert clear.any()
     before = files(run.root)
     rule = "top1@0.95,budget=1500"
