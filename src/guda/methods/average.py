@@ -20,7 +20,7 @@ def average_pictures(run: Run) -> Queries:
     return load_queries(run, name)
 
 
-def make_excess(run: Run, queries: Queries, contributions: np.ndarray, bare: Queries) -> Excess:
-    """From the paired contributions [R, N, G, S] of the average's pictures `bare`."""
+def make_excess(run: Run, queries: Queries, contributions: np.ndarray, pictures: Queries) -> Excess:
+    """From the paired contributions [R, N, G, S] of the average's `pictures`."""
     log = run.recipe.scoring.estimand == "path"
-    return average(contributions.mean(axis=0).sum(axis=-1), log, positions(queries, bare))
+    return average(contributions.mean(axis=0).sum(axis=-1), log, positions(queries, pictures))
