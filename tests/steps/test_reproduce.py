@@ -19,7 +19,7 @@ from guda.report.reproduce import read_reproduction, reproduce, reproductions, s
 from guda.run.recipe import builtin_recipe
 from guda.run.run import Run
 from guda.scoring.reading import LOG_UNIT, PATH_SIGN
-from guda.steps.beside import beside_path, evaluate_beside
+from guda.steps.path_comparison import evaluate_by_path, path_evaluation
 
 EMOJI = Path(__file__).parents[2] / "benchmarks" / "recipes" / "reproduce" / "emoji.yaml"
 
@@ -94,15 +94,15 @@ def test_the_other_estimand_stands_beside_the_papers_and_changes_nothing_of_it(t
     recipe, evaluation = (run.path(n).read_bytes() for n in ("recipe.yaml", "evaluation.json"))
     scores = {p.name: p.read_bytes() for p in run.path("scores", SET).glob("*.parquet")}
     with pytest.raises(KeyboardInterrupt):
-        evaluate_beside(run, SET, Inline(stop_after=2))
+        evaluate_by_path(run, SET, Inline(stop_after=2))
     assert run.path("recipe.yaml").read_bytes() == recipe  # restored, whatever happens
-    other = evaluate_beside(run, SET, Inline())
+    other = evaluate_by_path(run, SET, Inline())
     assert run.path("recipe.yaml").read_bytes() == recipe
     assert run.path("evaluation.json").read_bytes() == evaluation
     assert {p.name: p.read_bytes() for p in run.path("scores", SET).glob("*.parquet")} == scores
     assert set(other.methods) == {"logo", "retrack"}
     assert (other.unit, other.sign) == (LOG_UNIT, PATH_SIGN)
-    assert read_entry(beside_path(run, SET)) == other
+    assert read_entry(path_evaluation(run, SET)) == other
     entry = read_entry(run.path("evaluation.json"))
     rows = {row.cells[0]: row.cells for row in estimands_table("tiny", entry, other).rows}
     assert list(rows)[1:-1] == ["retrack"]

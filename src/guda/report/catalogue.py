@@ -41,9 +41,9 @@ from guda.run.data import load_data, scored_groups
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.steps.beside import beside_path
 from guda.steps.fit import Engine
 from guda.steps.likelihood import VARIANT
+from guda.steps.path_comparison import path_evaluation
 from guda.steps.queries import choose_queries
 from guda.steps.score import scores_folder, scores_path
 from guda.table import Table, write_tables
@@ -279,7 +279,7 @@ def write_paper_tables(run: Run, published: str, noisy: Run | None = None) -> li
         tables.append(anchors_table(name, entry, same, costs))
     for path in sorted(run.path("ablations").glob("*.json")):
         tables += sweep_tables(name, read_sweep(path), same)
-    if (other := beside_path(run, queries)).is_file():
+    if (other := path_evaluation(run, queries)).is_file():
         tables.append(estimands_table(name, entry, read_entry(other)))
     tables += _likelihood_tables(run, name, entry, queries, same)
     if noisy is not None and noisy.has("partition.json"):

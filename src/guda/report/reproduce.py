@@ -36,13 +36,13 @@ from guda.run.run import Run
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task
 from guda.steps.ablate import EPOCHS, Ablation, ablate, read_ablation
-from guda.steps.beside import OTHER, beside_methods, evaluate_beside
 from guda.steps.evaluate import pipeline
 from guda.steps.fit import Engine, base_tasks, train
 from guda.steps.init import init
 from guda.steps.likelihood import likelihood
 from guda.steps.pairs import checked_pairs, pairs
 from guda.steps.partition import partition
+from guda.steps.path_comparison import OTHER, evaluate_by_path, path_methods
 from guda.steps.plan import Budget, outline, sketch_recipe
 from guda.steps.prompts import prompts_build
 from guda.steps.queries import choose_queries
@@ -154,7 +154,7 @@ def reproduce(
     say(f"{recipe.name}: train, retrain, fit, score")
     run, entry = _carried_out(root, recipe, engine)
     say(f"{recipe.name}: the same under path divergence")
-    evaluate_beside(run, choose_queries(run), engine)
+    evaluate_by_path(run, choose_queries(run), engine)
     noisy: Run | None = None
     if scale in wanted.likelihood:
         say(f"{recipe.name}: log-likelihoods")
@@ -243,7 +243,7 @@ def _cost(tasks: Sequence[Task]) -> float:
 def _beside(sketch: Sketch, n_queries: int) -> Budget:
     """Scoring under the other estimand; the pictures of the average are the queries themselves."""
     planned: set[str] = set()
-    methods = [get_method(sketch, m) for m in beside_methods(sketch)]
+    methods = [get_method(sketch, m) for m in path_methods(sketch)]
     return Budget("the same under path divergence", n_queries * sum(_cost(m.score(ONE, planned)) for m in methods))
 
 

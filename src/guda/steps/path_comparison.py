@@ -22,23 +22,23 @@ OTHER = {"estimand": "path", "excess": True, "drift": "keep"}
 FOLDER = "path-excess"
 
 
-def beside_methods(run: Run) -> list[str]:
+def path_methods(run: Run) -> list[str]:
     """Those of the recipe that have counterfactuals; for others there is only one kind of score."""
     found = [get_method(run, m) for m in run.recipe.methods]
     return [m.method_id for m in found if m.counterfactuals and m.ranks_groups]
 
 
-def evaluate_beside(run: Run, name: str, engine: Engine) -> DatasetEntry:
+def evaluate_by_path(run: Run, name: str, engine: Engine) -> DatasetEntry:
     """Score one query set under the other estimand, by the same methods, and compare with the oracle's own."""
     before = run.recipe
     change_scoring(run, **OTHER)
     try:
-        score(run, name, beside_methods(run), engine)
+        score(run, name, path_methods(run), engine)
         return evaluate(run, name, own=False)
     finally:
         run.update(before)
 
 
-def beside_path(run: Run, name: str) -> Path:
+def path_evaluation(run: Run, name: str) -> Path:
     """Where its evaluation is."""
     return run.path("scores", name, FOLDER, "evaluation.json")
