@@ -139,15 +139,15 @@ def test_filters_by_first_group_by_verdict_and_by_words(page: Page, made_up: Run
         count(page, int((first == g).sum()), 30)
     page.select_option("#group", label="any")
     every = verdicts(page)
-    assert [every[q] for q in scores.queries] == ["clear", "tied", "none"] * 10
-    for kind in ("clear", "tied", "none"):
+    assert [every[q] for q in scores.queries] == ["stands-out", "close", "nothing"] * 10
+    for kind in ("stands-out", "close", "nothing"):
         page.select_option("#kind", kind)
         assert verdicts(page) == {q: k for q, k in every.items() if k == kind}
     page.select_option("#kind", "")
     page.fill("#search", "-002")
     assert shown(page) == [f"picture-002{i}" for i in range(10)]
-    page.select_option("#kind", "clear")  # filters hold together
-    assert shown(page) == [q for q in scores.queries if q.startswith("picture-002") and every[q] == "clear"]
+    page.select_option("#kind", "stands-out")  # filters hold together
+    assert shown(page) == [q for q in scores.queries if q.startswith("picture-002") and every[q] == "stands-out"]
     page.fill("#search", "no such picture")
     assert shown(page) == []
     assert page.locator("#nothing").is_visible()
@@ -311,6 +311,6 @@ def test_five_hundred_pictures_are_light_enough(page: Page, watch: Any, tmp_path
     count(page, 500, 500)
     page.select_option("#sort", "margin")
     page.select_option("#method", method_option(page, "logo"))
-    page.select_option("#kind", "clear")
+    page.select_option("#kind", "stands-out")
     count(page, 167, 500)
     watch.quiet()

@@ -264,7 +264,7 @@ def test_a_calibrated_claim_is_inside_its_interval_and_a_boast_is_not():
 
 
 def test_by_kind_keeps_the_kinds_apart():
-    found = by_kind(["clear", "none", "clear", "tied"], np.array([True, False, False, True]))
+    found = by_kind(["stands-out", "nothing", "stands-out", "close"], np.array([True, False, False, True]))
     assert [(s.claim, s.k, s.n, s.said) for s in found] == [
-        ("clear", 1, 2, None), ("none", 0, 1, None), ("tied", 1, 1, None)
+        ("stands-out", 1, 2, None), ("nothing", 0, 1, None), ("close", 1, 1, None)
     ]  # fmt: skip

@@ -231,8 +231,8 @@ def test_per_image_verdict_follows_the_same_rule(tmp_path):
     score = np.array([[10.0, 14.0, 6.0]])  # per 1,000 images: 2500, 1750, 3000
     scores = Scores("retrack", "nats", "ELBO", ('q<"0000',), groups.names, score, 1, None, score - 1, score + 1)
     view = MethodView(scores, groups.sizes, "")
-    assert (view.verdicts[0].kind, view.verdicts[0].headline) == ("clear", "group b & c stands out")
-    assert view.per_verdicts[0].kind == "tied"
+    assert (view.verdicts[0].kind, view.verdicts[0].headline) == ("stands-out", "group b & c stands out")
+    assert view.per_verdicts[0].kind == "close"
 
 
 def test_no_scores_is_an_error_that_says_what_to_run(tmp_path):

@@ -62,7 +62,7 @@ def test_calibration_counts_where_retraining_agrees(tmp_path):
     content = Content.read(run, SET)
     bins, kinds = content.calibration(content.view)
     assert [(s.claim, s.k, s.n) for s in bins] == [("50-80 %", 1, 1), ("99-100 %", 2, 3)]
-    assert [(s.claim, s.k, s.n) for s in kinds] == [("clear", 2, 3), ("tied", 1, 1)]
+    assert [(s.claim, s.k, s.n) for s in kinds] == [("stands-out", 2, 3), ("close", 1, 1)]
     assert (bins[1].lo, bins[1].hi) == clopper_pearson(2, 3)
     text = Page(render(run, SET)).text
     assert "retraining agreed for 67 % [9, 99] of 3 pictures" in text
@@ -95,11 +95,11 @@ def test_nothing_stands_out_cannot_be_missed(tmp_path):
     )
     html = render(run, SET)
     text = Page(html).text
-    assert '<li class="card none"' in html
+    assert '<li class="card nothing"' in html
     assert "For 1, nothing stands out" in text
     assert "1 one group stands out, 0 first groups not separated, 1 nothing stands out." in text
-    assert 'data-kind="none"' in html
-    assert '<option value="none">' in html
+    assert 'data-kind="nothing"' in html
+    assert '<option value="nothing">' in html
 
 
 def test_drawings_are_paid_once_and_follow_the_first_group(tmp_path):
@@ -150,7 +150,7 @@ def test_csv_has_one_row_per_picture_method_and_group(tmp_path):
     assert len(rows) == 2 * 2 * 3
     assert tuple(rows[0]) == COLUMNS
     row = next(r for r in rows if r["method"] == "retrack" and r["query"].endswith("1") and r["rank"] == "1")
-    assert (row["group"], float(row["score"]), float(row["p_first"]), row["verdict"]) == ("d", 27.0, 0.7, "clear")
+    assert (row["group"], float(row["score"]), float(row["p_first"]), row["verdict"]) == ("d", 27.0, 0.7, "stands-out")
     assert {r["p_first"] for r in rows if r["method"] == "logo"} == {""}
     assert {r["group"] for r in rows} == {EVIL, "b & c", "d"}
 

@@ -56,10 +56,10 @@ def ranked(unit: str, sign: str, *scores: float) -> list[GroupScore]:
 
 
 def test_zero_denies_a_verdict_only_where_zero_says_something() -> None:
-    assert verdict(ranked("nats", SIGN, 0.9, -5.0)).kind == "none"
-    assert verdict(ranked(LOG_UNIT, PATH_SIGN, 0.9, -5.0)).kind == "none"
-    assert verdict(ranked("nats", PATH_SIGN, 0.9, -5.0)).kind == "clear"
-    assert verdict(ranked("nats", PATH_SIGN, 0.9, -5.0), floor=0.5).kind == "none"  # placebos say something
+    assert verdict(ranked("nats", SIGN, 0.9, -5.0)).kind == "nothing"
+    assert verdict(ranked(LOG_UNIT, PATH_SIGN, 0.9, -5.0)).kind == "nothing"
+    assert verdict(ranked("nats", PATH_SIGN, 0.9, -5.0)).kind == "stands-out"
+    assert verdict(ranked("nats", PATH_SIGN, 0.9, -5.0), floor=0.5).kind == "nothing"  # placebos say something
 
 
 def test_directions_are_kept_with_the_scores(tmp_path: Path) -> None:

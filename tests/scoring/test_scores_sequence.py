@@ -47,8 +47,8 @@ def test_a_slice_is_scores_of_those_pictures(scores: Scores) -> None:
 def test_top_and_verdict(scores: Scores) -> None:
     assert [g.group for g in scores["y"].top()] == ["<b>"]
     assert {q: top[0].group for q, top in scores.top(1).items()} == {"x": "a", "y": "<b>", "z": "a"}
-    assert {q: v.kind for q, v in scores.verdict().items()} == {"x": "clear", "y": "none", "z": "none"}
-    assert scores["x"].verdict(floor=9.0).kind == "none"
+    assert {q: v.kind for q, v in scores.verdict().items()} == {"x": "stands-out", "y": "nothing", "z": "nothing"}
+    assert scores["x"].verdict(floor=9.0).kind == "nothing"
     assert "group a stands out" in scores["x"].verdict().text
 
 

@@ -138,10 +138,11 @@ class MethodView:
         return [(self.scores.groups[g], probability(p)) for g, p in self.odds(q)[:ODDS]]
 
     def counts(self) -> dict[Kind, int]:
-        """Pictures per verdict; the three that are possible with intervals are counted even where there are none."""
+        """Pictures per verdict; the three that intervals alone decide are counted even where there are none."""
         found = Counter(v.kind for v in self.verdicts)
-        kinds: tuple[Kind, ...] = ("unmeasured",) if self.lo is None else ("clear", "tied", "none")
-        kinds += ("unmeasured",) if found["unmeasured"] and "unmeasured" not in kinds else ()
+        kinds: tuple[Kind, ...] = ("unmeasured",) if self.lo is None else ("stands-out", "close", "nothing")
+        others: tuple[Kind, ...] = ("foreign", "copy", "unmeasured")
+        kinds += tuple(kind for kind in others if found[kind] and kind not in kinds)
         return {kind: found[kind] for kind in kinds}
 
     def above_zero(self) -> float | None:
@@ -182,7 +183,7 @@ class MethodView:
 
     def group_lines(self, exemplars: Sequence[tuple[str, ...]]) -> list[GroupLine]:
         first = Counter(int(g) for g in self.order[:, 0])
-        clear = Counter(int(g) for g, v in zip(self.order[:, 0], self.verdicts, strict=True) if v.kind == "clear")
+        clear = Counter(int(g) for g, v in zip(self.order[:, 0], self.verdicts, strict=True) if v.kind == "stands-out")
         n = len(self.scores.queries)
         lines = []
         for g, name in enumerate(self.scores.groups):

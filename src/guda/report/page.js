@@ -108,7 +108,7 @@
       card.el.style.setProperty("--zero", zero + "%");
       if (line !== null) card.el.style.setProperty("--null", s.at(line) + "%");
       card.odds.hidden = !odds || !odds.length;
-      card.odds.replaceChildren(`probability of being first${kind === "none" ? D.oddsNone : ""}: `, ...(odds || []).slice(0, 3).flatMap(([g, p], i) => {
+      card.odds.replaceChildren(`probability of being first${kind === "nothing" ? D.oddsNone : ""}: `, ...(odds || []).slice(0, 3).flatMap(([g, p], i) => {
         const name = document.createElement("b");
         name.textContent = D.groups[g].name;
         return [i ? ", " : "", name, "\u00a0" + probability(p)];

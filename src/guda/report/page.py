@@ -98,7 +98,7 @@ def render_content(content: Content, drawn: bool = True) -> str:
 
 def _oracle_says(oracle: MethodView, q: int) -> str:
     name, kind = oracle.scores.groups[oracle.order[q, 0]], oracle.verdicts[q].kind
-    return f"retraining ranks group {name} first{' (but not clearly)' if kind in ('tied', 'none') else ''}"
+    return f"retraining ranks group {name} first{' (but not clearly)' if kind in ('close', 'nothing') else ''}"
 
 
 def _taught(content: Content) -> list[str] | None:

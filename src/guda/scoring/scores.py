@@ -17,6 +17,7 @@ import numpy as np
 
 from guda.errors import GudaError, NotFinite, suggestion
 from guda.files import read_table, write_table
+from guda.scoring.origin import UNKNOWN, Origin, origin_columns, read_origins
 from guda.scoring.reading import LOG_UNIT, PATH_SIGN, SIGN, Reading, direction, reading, times
 from guda.scoring.verdict import Verdict, verdict
 from guda.table import decimals
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+
+TRAINING_COLUMNS = ("stderr_training", "predicted_lo", "predicted_hi", "answer")
 
 __all__ = ["PATH_SIGN", "SIGN", "GroupScore", "QueryScores", "Scores"]
 
@@ -43,6 +46,10 @@ class GroupScore:
     sign: str = SIGN
     elbo: float | None = None  # of a path divergence: the ELBO difference by the same draws, nats
     elbo_stderr: float | None = None
+    stderr_training: float | None = None  # spread of the score over trainings, where it is known
+    predicted_lo: float | None = None  # what a fresh retraining would score, 95 %
+    predicted_hi: float | None = None
+    answer: bool | None = None  # whether it is in the calibrated answer set of the picture
 
     @property
     def direction(self) -> str | None:
@@ -67,13 +74,15 @@ class QueryScores:
     query: str
     ranked: tuple[GroupScore, ...]
     digits: int = 1  # decimals that its scores are told with
+    origin: Origin = UNKNOWN  # whether the model makes such pictures, and whether it is a copy
+    validation: str = ""  # how answers like this one were compared with retraining; empty: they were not
 
     def top(self, n: int = 1) -> tuple[GroupScore, ...]:
         return self.ranked[:n]
 
     def verdict(self, floor: float = 0.0) -> Verdict:
         """Whether one group stands out, in words; scores must be above `floor` to count."""
-        return verdict(self.ranked, self.digits, floor)
+        return verdict(self.ranked, self.digits, floor, self.origin, self.validation)
 
     def __str__(self) -> str:
         return "\n".join([self.query, *(f"  {g}" for g in self.ranked)])
@@ -110,6 +119,12 @@ class Scores:
     sign: str = SIGN  # what a positive score says
     elbo: np.ndarray | None = None  # [Q, G] nats, of path divergences: ELBO differences by the same draws, if known
     elbo_stderr: np.ndarray | None = None
+    stderr_training: np.ndarray | None = None  # [Q, G]: spread over trainings (scoring/training_noise.py)
+    predicted_lo: np.ndarray | None = None  # [Q, G]: what a fresh retraining would score, 95 %
+    predicted_hi: np.ndarray | None = None
+    answer: np.ndarray | None = None  # [Q, G] 1 or 0: the calibrated answer set of the picture
+    origins: tuple[Origin, ...] | None = None  # of each picture: foreign, a copy, or neither; None: not checked
+    validation: str = ""  # how answers by this method were compared with retraining; empty: they were not
 
     def __post_init__(self) -> None:
         if self.score.shape != (len(self.queries), len(self.groups)):
@@ -178,7 +193,8 @@ class Scores:
             )
         q = self._place[at] if isinstance(at, str) else range(len(self))[at]
         ranked = sorted((self.cell(q, g) for g in range(len(self.groups))), key=lambda i: i.rank)
-        return QueryScores(self.queries[q], tuple(ranked), self._digits)
+        origin = UNKNOWN if self.origins is None else self.origins[q]
+        return QueryScores(self.queries[q], tuple(ranked), self._digits, origin, self.validation)
 
     @cached_property
     def _digits(self) -> int:
@@ -189,6 +205,8 @@ class Scores:
         chosen: dict[str, Any] = {
             name: a[at] for name, a in arrays.items() if isinstance(a, np.ndarray) and a.ndim == 2
         }
+        if self.origins is not None:
+            chosen["origins"] = self.origins[at]
         return replace(self, **chosen, queries=self.queries[at])
 
     def cell(self, q: int, g: int) -> GroupScore:
@@ -204,7 +222,8 @@ class Scores:
         return GroupScore(
             self.groups[g], float(self.score[q, g]), value(self.lo), value(self.hi), int(self.rank[q, g]), self.unit,
             whole(self.rank_lo), whole(self.rank_hi), value(self.p_first), self.sign, value(self.elbo),
-            value(self.elbo_stderr),
+            value(self.elbo_stderr), value(self.stderr_training), value(self.predicted_lo), value(self.predicted_hi),
+            None if (inside := whole(self.answer)) is None else bool(inside),
         )  # fmt: skip
 
     def top(self, n: int = 1) -> dict[str, tuple[GroupScore, ...]]:
@@ -266,9 +285,14 @@ class Scores:
         }
         if self.sign == PATH_SIGN:  # others have their sign
             columns |= {"elbo": column(self.elbo), "elbo_stderr": column(self.elbo_stderr)}
-        return pa.table(columns).replace_schema_metadata(
-            {"estimand": self.estimand, "sign": self.sign, "level": "0.95"}
-        )
+        # what was not asked has no column
+        columns |= {name: column(a) for name in TRAINING_COLUMNS if (a := getattr(self, name)) is not None}
+        if self.origins is not None:
+            columns |= origin_columns(self.origins, n_groups)
+        about = {"estimand": self.estimand, "sign": self.sign, "level": "0.95"}
+        if self.validation:
+            about["validation"] = self.validation
+        return pa.table(columns).replace_schema_metadata(about)
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per query and group: query, group, score, unit, stderr, lo, hi, rank, n_evals, method; of path scores
@@ -292,6 +316,7 @@ class Scores:
             "p_first",
             "elbo",
             "elbo_stderr",
+            *TRAINING_COLUMNS,
             "n_evals",
         )
         arrays = {name: getattr(self, name) for name in names}
@@ -323,9 +348,12 @@ class Scores:
         score, ranks = array("score"), array("rank")
         assert score is not None
         assert ranks is not None
+        about = table.schema.metadata or {}
         return cls(
-            columns["method"][0], columns["unit"][0], (table.schema.metadata or {}).get(b"estimand", b"").decode(),
+            columns["method"][0], columns["unit"][0], about.get(b"estimand", b"").decode(),
             queries, groups, score, np.array(columns["n_evals"]).reshape(shape), array("stderr"), array("lo"),
             array("hi"), array("rank_lo"), array("rank_hi"), array("p_first"), ranks.astype(np.int64),
-            (table.schema.metadata or {}).get(b"sign", SIGN.encode()).decode(), array("elbo"), array("elbo_stderr"),
+            about.get(b"sign", SIGN.encode()).decode(), array("elbo"), array("elbo_stderr"),
+            **{name: array(name) for name in TRAINING_COLUMNS}, origins=read_origins(columns, len(groups)),
+            validation=about.get(b"validation", b"").decode(),
         )  # fmt: skip

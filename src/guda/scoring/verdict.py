@@ -1,34 +1,45 @@
-"""The verdict on one picture, in plain language, from its groups' intervals and ranks.
+"""The verdict on one picture, in plain language, from where it comes from and its groups' intervals and ranks.
 
-The first group stands out only if its whole interval is above the floor, and no other group may be ahead of it. The
-floor is zero (for excess scores the average picture; path divergences have none), or what 95 % of placebo groups score,
-where that is more. Who may be ahead is told by the rank intervals: differences between groups scored with the same
-draws, all comparisons held together at 95 % (scoring/estimate.py), or a race settled with at least that confidence,
-among the groups that raced. Where there are none, and among the first of a race that settled several together, two
-groups count as separated only if their intervals do not overlap, which is stricter.
+A picture that the model does not make is `foreign`: no group is named. One that nearly repeats a training image is a
+`copy` of it (scoring/origin.py). Of other pictures the first group stands out only if its whole interval is above the
+floor, and no other group may be ahead of it. The floor is zero (for excess scores the average picture; path divergences
+have none), or what 95 % of placebo groups score, where that is more. Who may be ahead is told by the rank intervals:
+differences between groups scored with the same draws, all comparisons held together at 95 % (scoring/estimate.py), or a
+race settled with at least that confidence, among the groups that raced. Where there are none, and among the first of a
+race that settled several together, two groups count as separated only if their intervals do not overlap, which is
+stricter.
+
+All of that is about the noise of scoring. Where answers were compared with retraining, each picture has an answer set
+that contains retraining's first group for 95 % of pictures (scoring/answer_set.py): a group stands out only if the set
+has no other, and several are `close`. Where they were not, the verdict says so.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from guda.scoring.origin import UNKNOWN, Origin
 from guda.scoring.reading import reading, value
 from guda.table import signed
 
 if TYPE_CHECKING:
     from guda.scoring.scores import GroupScore
 
-Kind = Literal["clear", "tied", "none", "unmeasured"]
+Kind = Literal["stands-out", "close", "nothing", "foreign", "copy", "unmeasured"]
 
 LABELS: dict[Kind, str] = {
-    "clear": "One group stands out",
-    "tied": "First groups not separated",
-    "none": "Nothing stands out",
+    "stands-out": "One group stands out",
+    "close": "Too close to call",
+    "nothing": "Nothing stands out",
+    "foreign": "Not a picture of this model",
+    "copy": "Near copy of a training image",
     "unmeasured": "No interval, no verdict",
 }
+
+NOT_VALIDATED = "not validated against retraining"
 
 NAMED = 3  # groups of a tie that are named; the others are counted
 
@@ -38,14 +49,50 @@ class Verdict:
     kind: Kind
     headline: str
     detail: str
+    groups: tuple[str, ...] = ()  # that the verdict names: the one that stands out, or those that are close
+    note: str = ""  # how answers like this one were compared with retraining
 
     @property
     def text(self) -> str:
         return f"{self.headline} ({self.detail})"
 
 
-def verdict(ranked: Sequence[GroupScore], digits: int = 1, floor: float = 0.0) -> Verdict:
-    """`ranked`: all groups of one picture, best first; scores must be above `floor` to count."""
+def verdict(
+    ranked: Sequence[GroupScore], digits: int = 1, floor: float = 0.0, origin: Origin = UNKNOWN, validation: str = ""
+) -> Verdict:
+    """`ranked`: all groups of one picture, best first; scores must be above `floor` to count. `validation`: how answers
+    by this method were compared with retraining."""
+    note = validation or NOT_VALIDATED
+    if origin.foreign:
+        return Verdict("foreign", "this model does not make such pictures", f"{_unlike(origin)}; no attribution")
+    if origin.copy_of is not None:
+        return Verdict("copy", f"nearly repeats the training image {origin.copy_of}", _alike(origin),
+                       (origin.copy_group or "",))  # fmt: skip
+    found = _by_scores(ranked, digits, floor)
+    if found.kind == "stands-out" and (alike := [g.group for g in ranked if g.answer]) and alike != [ranked[0].group]:
+        return Verdict("close", f"one of the groups {_listed(alike)}", f"{found.detail}, by the noise of scoring",
+                       tuple(alike), note)  # fmt: skip
+    return replace(found, note=note) if found.groups else found
+
+
+def _unlike(origin: Origin) -> str:
+    return f"fewer than {origin.typical_p:.1%} of its own pictures are as unusual".replace(".0%", "%")
+
+
+def _alike(origin: Origin) -> str:
+    near = "" if origin.copy_distance is None else f", at {origin.copy_distance:.2g} of the usual distance"
+    return f"of group {origin.copy_group}{near}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - NAMED
+    if rest > 0:
+        return f"{', '.join(names[:NAMED])} and {rest} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _by_scores(ranked: Sequence[GroupScore], digits: int, floor: float) -> Verdict:
+    """What the noise of scoring allows to say."""
     first = ranked[0]
     told, read = value(first.score, first.lo, first.hi, digits, first.unit), reading(first.unit, first.sign)
     if first.lo is None:
@@ -53,7 +100,7 @@ def verdict(ranked: Sequence[GroupScore], digits: int = 1, floor: float = 0.0) -
     clears = read.zero if floor <= 0 else f"what placebo groups score ({signed(floor, digits)})"
     bar = max(floor, 0.0) if read.has_zero or floor > 0 else -math.inf  # path divergences are never zero
     if not any(g.lo is not None and g.lo > bar for g in ranked):
-        return Verdict("none", "nothing stands out", f"no interval clears {clears}; first is {first.group}, {told}")
+        return Verdict("nothing", "nothing stands out", f"no interval clears {clears}; first is {first.group}, {told}")
     may = [g for g in ranked[1:] if g.rank_lo in (None, 1)]
     if first.rank_hi is not None and first.p_first is not None:
         rivals = [] if first.rank_hi == 1 else [g.group for g in may]
@@ -63,16 +110,17 @@ def verdict(ranked: Sequence[GroupScore], digits: int = 1, floor: float = 0.0) -
         why = "their intervals overlap that of the first:"
     tied = [first.group, *rivals]
     if len(tied) > 1:
-        rest = len(tied) - NAMED
-        names = f"{', '.join(tied[:NAMED])} and {rest} more" if rest > 0 else f"{', '.join(tied[:-1])} and {tied[-1]}"
-        return Verdict("tied", f"groups {names} not separated", f"{why} {told}")
+        tied += [g.group for g in ranked if g.answer and g.group not in tied]
+        return Verdict("close", f"groups {_listed(tied)} not separated", f"{why} {told}", tuple(tied))
     once = 0 if first.rank_hi == 1 else sum(g.lo is None for g in may)
     if once:
         seen = "1 group has" if once == 1 else f"{once} groups have"
         why = f"{told}; {seen} no interval (seen only once, or not at all), so its first place is not tested"
         return Verdict("unmeasured", f"group {first.group} is first", why)
     if first.lo <= bar:
-        return Verdict("none", "nothing stands out", f"the first, {first.group}, does not clear {clears}: {told}")
+        return Verdict("nothing", "nothing stands out", f"the first, {first.group}, does not clear {clears}: {told}")
     left = sum(g.rank_lo is None for g in ranked[1:]) if first.rank_hi == 1 else 0  # those that a screen left out
     among = f" of the {len(ranked) - left} that were raced" if left else ""
-    return Verdict("clear", f"group {first.group} stands out", f"{told}; clear of the next group{among}")
+    return Verdict(
+        "stands-out", f"group {first.group} stands out", f"{told}; clear of the next group{among}", (first.group,)
+    )

@@ -1,0 +1,59 @@
+"""Where a picture comes from, as far as the model and the training images tell: asked before any group is named.
+
+foreign   the model does not make such pictures, so no training image shaped it through this model: no attribution
+copy      one training image explains the picture by itself
+
+Stored in the table of scores, one value per picture, so that every door gives the same verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FOREIGN = 0.05  # a picture with a smaller p-value is foreign; so many of the model's own pictures have one too
+
+
+@dataclass(frozen=True)
+class Origin:
+    typical_p: float | None = None  # conformal p-value of "this model makes such pictures"; None: not asked
+    accepted: bool = False  # somebody decided to attribute it although it is foreign
+    copy_of: str | None = None  # id of the training image that it nearly repeats
+    copy_group: str | None = None  # its group; several: joined by " + "
+    copy_distance: float | None = None  # to that image, over the typical distance of a sample to its nearest image
+
+    @property
+    def foreign(self) -> bool:
+        return self.typical_p is not None and self.typical_p < FOREIGN and not self.accepted
+
+
+UNKNOWN = Origin()
+
+_NUMBERS, _TEXTS = ("typical_p", "copy_distance"), ("copy_of", "copy_group")
+
+
+def origin_columns(origins: Sequence[Origin], n_groups: int) -> dict[str, pa.Array]:
+    """Columns of a table with a row per (picture, group): the picture's values, repeated for its groups."""
+    import pyarrow as pa
+
+    def column(name: str, kind: Any) -> pa.Array:
+        return pa.array([getattr(o, name) for o in origins for _ in range(n_groups)], kind)
+
+    return {
+        **{name: column(name, pa.float64()) for name in _NUMBERS},
+        **{name: column(name, pa.string()) for name in _TEXTS},
+        "accepted": column("accepted", pa.bool_()),
+    }
+
+
+def read_origins(columns: Mapping[str, Sequence[Any]], n_groups: int) -> tuple[Origin, ...] | None:
+    """From the columns of such a table; None where the pictures were not asked."""
+    names = (*_NUMBERS, *_TEXTS, "accepted")
+    if any(name not in columns for name in names):
+        return None
+    rows = zip(*(columns[name][::n_groups] for name in names), strict=True)
+    return tuple(Origin(**dict(zip(names, row, strict=True))) for row in rows)
