@@ -22,6 +22,8 @@ from guda.run.data import load_prompts
 from guda.scoring.scores import Scores
 
 COLUMNS = ("score", "stderr", "lo", "hi", "rank", "rank_lo", "rank_hi", "p_first", "n_evals")
+ELBO = {"estimand": "elbo", "excess": False}
+
 QUICK = {"steps": 2, "batch_forget": 4, "batch_retain": 4}
 
 
@@ -89,7 +91,11 @@ def test_a_bank_raced_banded_and_less_its_drift_is_what_a_run_gives(
 ) -> None:
     model, data, queries = parts
     bank = guda.unlearn(model, data, "shift", **QUICK)
-    for asked in ({"stop": "top1@0.95,budget=600"}, {"band": "20:100"}, {"drift": "subtract", "reference": 3}):
+    for asked in (
+        {"stop": "top1@0.95,budget=600"},
+        {"band": "20:100"},
+        {"drift": "subtract", "reference": 3, "plan": "importance"} | ELBO,
+    ):
         by_run = guda.attribute(model, data, queries, "shift", options=QUICK, folder=tmp_path / "run", **asked)
         by_bank = guda.attribute(model, bank, queries, **asked)
         assert_same(Scores.read(_written(by_bank, tmp_path)), Scores.read(_written(by_run, tmp_path)))
@@ -100,11 +106,11 @@ def test_a_bank_raced_banded_and_less_its_drift_is_what_a_run_gives(
 @pytest.mark.parametrize(
     "asked",
     [
-        {"estimand": "path"},
-        {"estimand": "path", "excess": True},
-        {"excess": True},
+        {"estimand": "path", "excess": False},
+        {"estimand": "path", "excess": True, "plan": "importance"},
+        {"estimand": "elbo", "excess": True},
         {"estimand": "path", "excess": True, "band": "20:100"},
-        {"estimand": "path", "stop": "top1@0.95,budget=600"},
+        {"estimand": "path", "excess": False, "stop": "top1@0.95,budget=600"},
         {"estimand": "path", "excess": True, "stop": "top1@0.95,budget=600"},
     ],
     ids=str,
@@ -120,7 +126,7 @@ def test_both_doors_agree_on_path_divergences_and_excess(
         bank = guda.unlearn(model, data, method, **options)
         by_bank = guda.attribute(model, bank, queries, **asked)
         assert_same(Scores.read(_written(by_bank, tmp_path)), Scores.read(_written(by_run, tmp_path)))
-        assert (by_bank.unit == "log ratio") == (asked.get("estimand") == "path" and "excess" in asked)
+        assert (by_bank.unit == "log ratio") == (asked["estimand"] == "path" and asked["excess"])
     torch.set_num_threads(before)
 
 
@@ -128,7 +134,7 @@ def test_an_average_may_be_given(parts: tuple[Denoiser, ImageData, Queries], giv
     """A picture of it is left out of its own average, and a given average is not drawn."""
     model, data, queries = parts
     bank = guda.unlearn(model, data, **QUICK)
-    plain = np.log(guda.attribute(model, bank, queries, estimand="path").score)
+    plain = np.log(guda.attribute(model, bank, queries, estimand="path", excess=False).score)
     expected = [plain[q] - np.delete(plain, q, axis=0).mean(axis=0) for q in range(len(plain))]
     for average in (queries, given / "generated"):
         found = guda.attribute(model, bank, queries, estimand="path", excess=True, average=average)
@@ -173,16 +179,18 @@ def test_text_to_image_models_answer_from_python(by_path: bool, tmp_path: Path) 
     queries = Queries.from_arrays(pictures, prompts=["a cat", "a dog", "a cat"])
     options = {"steps": 1, "batch_forget": 2, "batch_retain": 2, "store": "fp32"}
     given = (folder, tmp_path / "art") if by_path else (model, data)
-    found = guda.attribute(*given, queries, "anchors-removed", options=options, folder=tmp_path / "run", strata=2)
+    found = guda.attribute(
+        *given, queries, "anchors-removed", options=options, folder=tmp_path / "run", strata=2, **ELBO
+    )
     assert found.groups == ("A", "B")
     assert (tmp_path / "run" / "models" / "given").exists() != by_path
     prompts = load_prompts(guda.open(tmp_path / "run").run)
     bank = guda.unlearn(model, data, "anchors-removed", prompts=prompts, **options)
-    assert_same(guda.attribute(model, bank, queries, strata=2), Scores.read(_written(found, tmp_path)))
+    assert_same(guda.attribute(model, bank, queries, strata=2, **ELBO), Scores.read(_written(found, tmp_path)))
     with pytest.raises(guda.GudaError) as e:
-        guda.attribute(model, bank, queries, strata=2, estimand="path", excess=True)
+        guda.attribute(model, bank, queries, strata=2)  # excess: what it is compared with must be given
     assert e.value.code == "average-missing"
-    found = guda.attribute(model, bank, queries, strata=2, estimand="path", excess=True, average=queries)
+    found = guda.attribute(model, bank, queries, strata=2, average=queries)
     assert np.isfinite(found.score).all()
 
 
@@ -193,7 +201,7 @@ def test_a_bank_from_disk_has_no_training_images(parts: tuple[Denoiser, ImageDat
     loaded = guda.Bank.load(tmp_path / "bank")
     assert_same(guda.attribute(model, loaded, queries, data=data), guda.attribute(model, bank, queries))
     guda.attribute(model, loaded, queries)  # by a stratified plan
-    for asked in ({"drift": "subtract"}, {"plan": "importance"}):
+    for asked in ({"drift": "subtract"} | ELBO, {"plan": "importance"}):
         with pytest.raises(guda.GudaError) as e:
             guda.attribute(model, loaded, queries, **asked)
         assert e.value.code == "training-images-missing"
@@ -208,8 +216,8 @@ def test_what_makes_no_sense_is_refused(parts: tuple[Denoiser, ImageData, Querie
         ("stop-with-band", {"stop": "top1@0.95", "band": "20:100"}),
         ("setting-unknown", {"round": 3}),
         ("excess-with-drift", {"excess": True, "drift": "subtract"}),
-        ("path-with-drift", {"estimand": "path", "drift": "subtract"}),
-        ("bank-option-unsupported", {"average": queries}),
+        ("path-with-drift", {"excess": False, "drift": "subtract"}),
+        ("bank-option-unsupported", {"average": queries, "excess": False}),
     ):
         with pytest.raises(guda.GudaError) as e:
             guda.attribute(model, bank, queries, **asked)

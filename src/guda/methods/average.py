@@ -8,13 +8,13 @@ from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.methods.terms import load_queries
 from guda.run.run import Run
-from guda.run.samples import set_name
+from guda.run.samples import average_name
 from guda.scoring.excess import Excess, average, positions
 
 
 def average_pictures(run: Run) -> Queries:
     """The run's own samples; they are drawn before anything is scored by them."""
-    name = set_name(run, run.recipe.queries)
+    name = average_name(run)
     if not run.has(f"queries/{name}/index.json"):
         raise GudaError("average-missing", f"excess scores need samples of the model; run: guda sample {run.root}")
     return load_queries(run, name)

@@ -62,6 +62,9 @@ class Reproduction(Config):
     )
     before: str | None = Field(None, description="Recipe of the pretrained start, trained first.")
     methods: dict[str, dict[str, Any]] = Field({}, description="Methods beside the recipe's own, with their settings.")
+    scoring: dict[str, Any] = Field(
+        {}, description="Settings of `scoring` other than the recipe's. The estimand is the paper's ELBO difference."
+    )
     likelihood: dict[str, LikelihoodConfig] = Field(
         {}, description="Log-likelihoods as a second oracle: settings, or scale: settings."
     )
@@ -129,6 +132,9 @@ def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
     name = wanted.scales[scale]
     value = read_recipe(name).model_dump(mode="json")
     value["methods"] |= {m: settings for m, settings in wanted.methods.items() if m not in value["methods"]}
+    if value["scoring"]["estimand"] == "path":
+        value["scoring"] |= {"estimand": "elbo", "excess": False}
+    value["scoring"] |= wanted.scoring
     if scale in wanted.likelihood:
         value["likelihood"] = wanted.likelihood[scale].model_dump(mode="json")
     return Recipe.from_dict(value, f"the experiment's recipe {name}")

@@ -39,7 +39,7 @@ UPLOAD = "upload-"  # names of query sets that were brought to the page (web/upl
 
 
 # names of query sets that are the run's own (methods/reference.py)
-REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?")
+REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?|average-.*")
 
 MOMENT = 2.0  # seconds in which a command opens its run several times: one look at a bucket is enough
 
@@ -217,7 +217,7 @@ class Run:
         return {f: self.path(f).stat().st_size if self.has(f) else -1 for f in files}
 
     def query_sets(self) -> list[str]:
-        """The user's; reference sets are training images and no questions."""
+        """The user's; not training images, nor samples that were drawn only to be compared with."""
         found = (p.parent.name for p in self.path("queries").glob("[!.]*/index.json"))
         return sorted(name for name in found if not REFERENCE.fullmatch(name))
 

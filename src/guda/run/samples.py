@@ -104,8 +104,21 @@ def _drawn_blocks(run: Run, config: QueriesConfig) -> Sharded:
     return Sharded(run, f"artifacts/{name}/*.safetensors", shards)
 
 
+def average_name(run: Run) -> str:
+    """The recipe's own samples as what scores are compared with: the set that `guda sample` makes, where it was run,
+    else a set that is not asked about, so that scoring a picture does not change which set is the default."""
+    own = set_name(run, run.recipe.queries)
+    return own if run.has(f"queries/{own}/index.json") else f"average-{own}"
+
+
+def has_samples(run: Run, config: QueriesConfig) -> bool:
+    """Whether they are drawn, under either name."""
+    name = set_name(run, config)
+    return any(run.has(f"queries/{prefix}{name}/index.json") for prefix in ("", "average-"))
+
+
 def sample_tasks(run: Run, config: QueriesConfig) -> list[Task]:
-    if run.has(f"queries/{set_name(run, config)}/index.json"):
+    if has_samples(run, config):
         return []
     told = run.recipe.prompts is not None
     steps = config.steps or (TEXT_STEPS if told else run_schedule(run).T)
@@ -132,9 +145,9 @@ def sample_block(run: Run, config: dict[str, object], shard: int) -> None:
     made.write(shard, {"images": torch.from_numpy(images)}, {"model": model_digest(run, "base")})
 
 
-def collect_samples(run: Run, config: QueriesConfig) -> str:
+def collect_samples(run: Run, config: QueriesConfig, name: str | None = None) -> str:
     """Publish the drawn blocks as a query set of the run; returns its name."""
-    name = set_name(run, config)
+    name = name or set_name(run, config)
     if not run.has(f"queries/{name}/index.json"):
         count = query_count(run, config)
         images = _drawn_blocks(run, config).concat("images")[:count]

@@ -34,7 +34,7 @@ from guda.run.models import architecture
 from guda.run.plan import needs_pilot, pilot_file, run_settings
 from guda.run.recipe import Recipe
 from guda.run.run import Run
-from guda.run.samples import query_count, sample_tasks, set_name
+from guda.run.samples import has_samples, query_count, sample_tasks
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task, pending
 from guda.scoring.scores import Scores
@@ -124,7 +124,7 @@ def _samples(sketch: Sketch, n_queries: int) -> int:
 def _average_tasks(sketch: Sketch, name: str) -> list[Task] | None:
     """What is left of scoring a run's average picture by a method; None where its samples or models are not there."""
     run = sketch.of
-    if run is None or needs_pilot(run) or not run.has(f"queries/{set_name(run, run.recipe.queries)}/index.json"):
+    if run is None or needs_pilot(run) or not has_samples(run, run.recipe.queries):
         return None
     method = get_method(run, name)
     assert has_counterfactuals(method)

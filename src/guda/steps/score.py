@@ -22,7 +22,7 @@ from guda.run.data import load_data, scored_groups
 from guda.run.models import load_model, run_schedule
 from guda.run.plan import halve_block, probe
 from guda.run.run import Run
-from guda.run.samples import collect_samples, sample_tasks
+from guda.run.samples import average_name, collect_samples, sample_tasks
 from guda.run.task import Task, pending
 from guda.scoring.bands import Bands, by_band, default_edges
 from guda.scoring.excess import check_drift
@@ -135,7 +135,7 @@ def _prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callabl
         try:
             if run.recipe.scoring.excess:
                 engine(run, sample_tasks(run, run.recipe.queries), "sample the average picture")
-                collect_samples(run, run.recipe.queries)
+                collect_samples(run, run.recipe.queries, average_name(run))
             engine(run, pilot_tasks(run, methods), "pilot")
             yield from work()
             return
