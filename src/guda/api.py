@@ -29,6 +29,7 @@ from guda.unlearning.unlearn import unlearn_group
 
 if TYPE_CHECKING:
     from guda.evaluation.results import DatasetEntry
+    from guda.evaluation.sanity import Sanity
     from guda.run.run import Run
     from guda.run.task import Task
 
