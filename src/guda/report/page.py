@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from guda.errors import GudaError
+from guda.evaluation.sanity import table as sanity_table
 from guda.evaluation.tables import averages_table, comparison
 from guda.files import write_text
 from guda.report import costs, health, trust
@@ -197,6 +198,8 @@ def _payload(content: Content, exemplars: list[tuple[str, ...]], drawings: Drawi
 
 
 def _context(content: Content, drawn: bool) -> dict[str, Any]:
+    from guda.steps import read_sanity
+
     run, data, queries, view, views = content.run, content.data, content.queries, content.view, content.views
     oracle, null = content.oracle, content.nulls[content.view.id]
     healths = health.read_views(run, views, content.main)
@@ -231,6 +234,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "oracle": oracle,
         "entry": content.entry,
         "calibration": content.calibration(view),
+        "sanities": [sanity_table(found) for found in read_sanity(run)],
         "healths": healths,
         "oracle_health": next((h for h in healths if oracle is not None and h.id == oracle.id), None),
         "drift_subtracted": any(v.estimand.endswith(SUBTRACTED) for v in views if healths and v.id == healths[0].id),
