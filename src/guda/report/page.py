@@ -28,7 +28,7 @@ from guda.report.pictures import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
 from guda.report.same_noise import Drawings, read_drawings
 from guda.run.run import Run
 from guda.scoring.drift import SUBTRACTED
-from guda.scoring.reading import PATH_SIGN, READINGS
+from guda.scoring.reading import PATH_SIGN, READINGS, value
 from guda.scoring.scores import Scores
 from guda.scoring.verdict import LABELS
 from guda.table import percent, signed
@@ -111,7 +111,7 @@ def _taught(content: Content) -> list[str] | None:
     if scores is None or scores.queries != content.queries.ids or scores.lo is None or scores.hi is None:
         return None
     return [
-        f"all fine-tuning data together: {s:+.3g} nats [{lo:+.3g}, {hi:+.3g}] over the pretrained start"
+        f"all fine-tuning data together: {value(s, lo, hi, 1, scores.unit)} over the pretrained start"
         for s, lo, hi in zip(scores.score[:, 0], scores.lo[:, 0], scores.hi[:, 0], strict=True)
     ]
 
