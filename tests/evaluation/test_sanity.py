@@ -72,8 +72,8 @@ def test_a_table_for_people() -> None:
     assert Sanity.model_validate_json(found.model_dump_json()) == found
     first, second = table(found).texts()
     lo, hi = clopper_pearson(2, 4)
-    assert first[:3] == ("m", f"0.50 [{lo:.2f}, {hi:.2f}] of 4", "31 %")
-    assert second[5] == "no such picture"
+    assert first[:3] == ("m", f"2 of 4: 0.50 [{lo:.2f}, {hi:.2f}]", "31 %")
+    assert second[5] == "no picture"
     assert verdict_lines(found)[1] == "bare: 4 no interval, no verdict"
     with pytest.raises(ValueError, match="none of the groups of 'q1'"):
         measure(given, KNOWN | {"q1": ("e",)}, given.verdict())

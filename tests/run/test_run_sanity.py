@@ -70,6 +70,10 @@ def test_from_python_by_one_method(run: Run, heldout: Path) -> None:
     found = guda.open(run.root).sanity(heldout, "retrack")
     assert list(found.methods) == ["retrack"]
     assert found == steps.sanity(run, heldout, Inline(), ["retrack"])
+    steps.sanity(run, heldout, Inline(), ["similarity-pixel"])
+    [kept] = steps.read_sanity(run)
+    assert kept.methods["retrack"] == found.methods["retrack"]
+    assert list(kept.methods) == ["retrack", "similarity-pixel"]
 
 
 def test_groups_the_run_does_not_have_are_refused(run: Run, heldout: Path) -> None:

@@ -88,8 +88,8 @@ def measure(scores: Scores, groups: Mapping[str, Sequence[str]], verdicts: Mappi
 
 def table(found: Sanity) -> Table:
     columns = (
-        "method", Column("right group first", interval=True), "guessing", "its mean rank", "by guessing",
-        Column("right when a group stands out", interval=True), Column("right when first > 95 %", interval=True),
+        "method", Column("right first", interval=True), "chance", "mean rank", "chance",
+        Column("stands out", interval=True), Column("first > 95 %", interval=True),
     )  # fmt: skip
     rows = [
         (
@@ -100,16 +100,18 @@ def table(found: Sanity) -> Table:
     ]  # fmt: skip
     n = sum(found.pictures.values())
     note = (
-        f"{found.estimand}. Brackets: exact binomial 95 % intervals. These pictures are real and were not trained on: "
-        "no training image caused them, but a method should still recognise their group."
+        "Right first: the picture's own group is ranked first. Stands out, first > 95 %: the same of pictures where a "
+        "group stands out, or has a probability of being first above 95 %. Brackets: exact binomial 95 % intervals. "
+        "These pictures are real and were not trained on: no training image caused them, but a method should still "
+        f"recognise their group. {found.estimand}."
     )
     return Table.of(f"{n} held-out pictures of known groups ({found.queries})", columns, rows, note, "sanity")
 
 
 def _share(found: Right) -> Cell:
     if found.share is None or found.lo is None or found.hi is None:
-        return "no such picture"
-    text = f"{found.share:.2f} [{found.lo:.2f}, {found.hi:.2f}] of {found.n}"
+        return "no picture"
+    text = f"{found.right} of {found.n}: {found.share:.2f} [{found.lo:.2f}, {found.hi:.2f}]"
     return Number(found.share, text, found.lo, found.hi)
 
 
