@@ -40,7 +40,7 @@ from guda.run.models import load_model
 from guda.run.recipe import Recipe, builtin_recipe
 from guda.run.run import Run
 from guda.scoring.estimate import difference
-from guda.scoring.pilot import IMAGES, MODELS, density, measure, pilot_images
+from guda.scoring.pilot import measure_density
 from guda.scoring.plan import Plan, importance, stratified, uniform
 from guda.scoring.race import Race, StopRule
 from guda.scoring.terms import kl, make_draws, squared_errors
@@ -92,10 +92,8 @@ class Models:
         self.queries = load_queries(run, steps.choose_queries(run))
         self.x0 = self.base.encode(self.queries.images)
         data = load_data(run)
-        chosen = data.images[pilot_images(data, IMAGES, 0)]
-        others = [c.apply(self.base) for c in self.items[:MODELS]]
-        t, contrasts, self.pilot_evals = measure(self.base, others, chosen, 0, BLOCK)
-        self.density = density(self.base.schedule, t, contrasts)
+        pilot = measure_density(self.base, data, BLOCK)
+        self.density, self.pilot_evals = pilot.density, pilot.evals
 
     def plan(self, kind: str, strata: int, seed: int) -> Plan:
         schedule = self.base.schedule

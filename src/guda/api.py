@@ -29,6 +29,7 @@ from guda.unlearning.unlearn import unlearn_group
 
 if TYPE_CHECKING:
     from guda.evaluation.results import DatasetEntry
+    from guda.evaluation.sanity import Sanity
     from guda.run.run import Run
     from guda.run.task import Task
 
@@ -135,7 +136,7 @@ def _attribute_by_bank(
 ) -> Scores:  # fmt: skip
     preset = _preset(model)
     usual = preset.scoring.model_dump()
-    if data is None or len(bank) < 2:  # nothing to measure an importance plan on
+    if data is None:  # nothing to measure an importance plan on
         usual["plan"] = "stratified"
     config: ScoringConfig = parse_config(ScoringConfig, usual | given, "scoring")
     if stop is not None and (band is not None or config.drift == "subtract"):
@@ -208,7 +209,7 @@ class OpenRun:
     run = guda.open("runs/demo")
     run.scores("hybrid")["img_0007"].top(3)
     run.fit("shift", steps=50); run.score("generated/", "shift", stop="top1@0.95")
-    run.evaluate(); run.report()
+    run.evaluate(); run.sanity("heldout/"); run.report()
     """
 
     def __init__(self, run: Run, workers: int | None = None) -> None:
@@ -278,6 +279,13 @@ class OpenRun:
         from guda import steps
 
         return steps.evaluate(self.run, steps.choose_queries(self.run, queries), band)
+
+    def sanity(self, heldout: str | Path, method: str | None = None) -> Sanity:
+        """Score a folder of held-out real pictures, laid out like the training data, by one method or by all that are
+        fitted: how often their own group is first, and how often claims were right."""
+        from guda import steps
+
+        return steps.sanity(self.run, heldout, self._work, None if method is None else [method])
 
     def report(self, queries: str | None = None, out: str | Path | None = None) -> Path:
         """Write the report; returns its file."""

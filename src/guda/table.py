@@ -6,7 +6,8 @@ Text, Markdown and LaTeX are for reading: "0.72 [0.69, 0.75]". CSV is for comput
 and two more columns, lo and hi, for columns with intervals. A table does not depend on when or where it was drawn: the
 same inputs give the same bytes.
 
-In the report numbers are signed, with a real minus sign, and have as many decimals as the scale deserves.
+Scores are signed, with a real minus sign, and have as many decimals as two significant digits of their error has:
+`measured` decides for everything that prints one (in the browser: page.js). Without an error three digits are shown.
 """
 
 from __future__ import annotations
@@ -330,9 +331,44 @@ def signed(value: float, digits: int) -> str:
     return text if text[0] == MINUS or not float(text.replace(",", "")) else f"+{text}"
 
 
+def error_decimals(error: float) -> int | None:
+    """Decimals of two significant digits of an error: 1.4 -> 1, 0.0034 -> 4, 12 -> 0; of none or zero: None."""
+    if not 0 < error < math.inf:
+        return None
+    return max(1 - int(f"{error:.1e}".partition("e")[2]), 0)
+
+
+def nonzero(value: float, digits: int) -> str:
+    """`plain`, with as many decimals as its first digit needs: 0 is printed only for 0."""
+    text = plain(value, digits)
+    if value == 0 or float(text.replace(",", "").replace(MINUS, "-")):
+        return text
+    return plain(value, -int(f"{value:.0e}".partition("e")[2]))
+
+
+def measured(score: float, lo: float | None, hi: float | None, digits: int) -> tuple[str, str]:
+    """("+12.3", "[10.9, 13.7]"): a score and its interval with the decimals that half the interval's width has a right
+    to. Without one: (the score with `digits` decimals, "")."""
+    if lo is None or hi is None or lo != lo or hi != hi:
+        return signed(score, digits), ""
+    known = error_decimals((hi - lo) / 2)
+    digits = digits if known is None else known
+    text = signed(score, digits)
+    if (lo > 0 or hi < 0) and not text.strip("0.,"):  # clear of zero, so it does not read as zero
+        text = ("+" if score > 0 else "") + nonzero(score, digits)
+    return text, f"[{nonzero(lo, digits)}, {nonzero(hi, digits)}]"
+
+
 def interval(lo: float | None, hi: float | None, digits: int) -> str:
     """[10.1, 14.5], or nothing where the method has no error model or has not seen enough."""
-    return "" if lo is None or hi is None or lo != lo else f"[{plain(lo, digits)}, {plain(hi, digits)}]"
+    return measured(0.0, lo, hi, digits)[1]
+
+
+def plus_minus(value: float, error: float, digits: int) -> str:
+    """+12.3 ± 1.4: the error with two significant digits, the value with as many decimals."""
+    known = error_decimals(error)
+    digits = digits if known is None else known
+    return f"{signed(value, digits)} ± {plain(error, digits)}"
 
 
 def percent(value: float) -> str:

@@ -23,7 +23,7 @@ from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.reading import LOG_UNIT, PATH_SIGN, READINGS, times
 from guda.scoring.scores import Scores
-from guda.table import decimals, interval, percent, signed
+from guda.table import decimals, interval, measured, percent, signed
 
 EVIL = "<script>alert(1)</script>"
 LABELS = [EVIL] * 4 + ["b & c"] * 8 + ["d"] * 2
@@ -208,7 +208,9 @@ def test_every_picture_shows_every_group_ranked_without_javascript(run):
     assert len(cards) == 6
     for q, card in enumerate(cards):
         printed = re.findall(r'<span class="number">([^<]+)</span>', card.split("</ol>")[0])
-        assert printed == [signed(v, decimals(scores.score)) for v in sorted(scores.score[q], reverse=True)]
+        ranked = scores[q].ranked
+        assert [g.score for g in ranked] == sorted(scores.score[q], reverse=True)
+        assert printed == [measured(g.score, g.lo, g.hi, decimals(scores.score))[0] for g in ranked]
 
 
 def test_per_image_view_divides_by_group_size(run):

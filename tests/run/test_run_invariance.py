@@ -1,6 +1,7 @@
 """Order, interruption and block shape do not reach a result."""
 
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ from tinyrun import SET, Inline, copy_run, digits_folder, exact, finished_root, 
 
 from guda import steps
 from guda.data.queries import Queries
-from guda.files import read_table
+from guda.files import read_json, read_table, write_json
 from guda.methods.terms import load_queries
+from guda.run.plan import run_plan
 from guda.scoring.scores import Scores
 
 
@@ -42,8 +44,6 @@ def test_tasks_in_another_order_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_scoring_one_method_at_a_time_gives_the_same_scores(tmp_path: Path) -> None:
-    import shutil
-
     run = copy_run(tmp_path / "run")
     shutil.rmtree(run.path("terms"))
     shutil.rmtree(run.path("scores"))
@@ -118,3 +118,72 @@ def test_another_round_keeps_those_drawn(tmp_path: Path) -> None:
     scores = Scores.read(steps.scores_path(run, SET, "retrack"))
     assert (scores.n_evals == 2 * 2 * 6 * 3).all()  # two models, pairs of noise, strata, rounds
     assert (scores.stderr > 0).all()
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny run with three methods fitted and nothing scored."""
+    run = copy_run(tmp_path_factory.mktemp("orders") / "run")
+    known = tiny(digits_folder())
+    more = {"shift": {"steps": 3, "batch_forget": 8, "batch_retain": 8}, "posterior": {"components": 1}, "hybrid": {}}
+    run.update(known.model_copy(update={"methods": {**known.methods, **more}}))
+    steps.fit(run, ["hybrid"], Inline())
+    for name in ("terms", "scores"):
+        shutil.rmtree(run.path(name))
+    run.path("pilot.json").unlink()
+    return run.root
+
+
+ORDERS = {
+    "hybrid first": [["hybrid"], ["retrack"], ["logo"]],
+    "retrack first": [["retrack"], ["logo"], ["hybrid"]],
+    "logo first": [["logo"], ["hybrid"], ["retrack"]],
+    "together": [["retrack", "hybrid", "logo"]],
+    "together, reversed": [["logo", "hybrid", "retrack"]],
+    "alone, then two": [["similarity-pixel"], ["retrack"], ["logo", "hybrid"]],
+}
+
+
+@pytest.mark.parametrize("plan", ["importance", "stratified"])
+@pytest.mark.parametrize("estimand", ["elbo", "path"])
+def test_the_order_in_which_methods_are_scored_does_not_matter(
+    fitted: Path, tmp_path: Path, plan: str, estimand: str
+) -> None:
+    found = {}
+    for i, (name, order) in enumerate(ORDERS.items()):
+        run = copy_run(tmp_path / f"run-{i}", fitted)
+        steps.change_scoring(run, plan=plan, estimand=estimand, rounds=2, strata=4, seed=i % 2)  # seed: the last counts
+        steps.change_scoring(run, seed=0)
+        for methods in order:
+            steps.score(run, SET, methods, Inline())
+        found[name] = {m: steps.scores_path(run, SET, m).read_bytes() for m in ("retrack", "hybrid", "logo", "logo-s1")}
+    for name, tables in found.items():
+        assert tables == found["together"], name
+
+
+def test_the_pilot_is_the_same_whatever_was_asked_before(fitted: Path, tmp_path: Path) -> None:
+    """Of other methods, groups, seeds, settings or blocks."""
+    pilots = {}
+    for name, changes, method in (
+        ("plain", {}, "retrack"), ("seed", {"seed": 7}, "logo"), ("block", {"block": 5}, "posterior"),
+        ("groups", {"groups": ("0", "2")}, "retrack"),
+    ):  # fmt: skip
+        run = copy_run(tmp_path / name, fitted)
+        steps.change_scoring(run, **changes)
+        steps.score(run, SET, [method], Inline())
+        pilots[name] = run.path("pilot.json").read_bytes()
+    assert len(set(pilots.values())) == 1, pilots
+
+
+def test_a_pilot_that_is_there_is_kept(fitted: Path, tmp_path: Path) -> None:
+    """Runs scored before it was canonical go on with theirs."""
+    run = copy_run(tmp_path / "run", fitted)
+    steps.score(run, SET, ["retrack"], Inline())
+    stored = read_json(run.path("pilot.json"))
+    old = {k: v for k, v in stored.items() if k not in ("by", "groups")} | {"models": ["artifacts/retrack/a"]}
+    old["density"] = stored["density"][::-1]
+    write_json(run.path("pilot.json"), old)
+    shutil.rmtree(run.path("scores"))
+    steps.score(run, SET, ["hybrid"], Inline())
+    assert read_json(run.path("pilot.json")) == old
+    assert run_plan(run).density == tuple(old["density"])

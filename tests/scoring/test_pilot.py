@@ -10,7 +10,7 @@ from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.schedule import Schedule
-from guda.scoring.pilot import DEFENSIVE, POINTS, density, measure, pilot_images
+from guda.scoring.pilot import DEFENSIVE, IMAGES, POINTS, density, measure, measure_density, pilot_images, pilot_kind
 from guda.scoring.plan import prior_density
 from refusals import refused
 
@@ -78,3 +78,49 @@ def test_pilot_images_are_spread_over_groups(make_images: Callable[..., Any]) ->
     np.testing.assert_array_equal(chosen, pilot_images(data, 12, 0))
     assert chosen.tolist() != pilot_images(data, 12, 1).tolist()
     assert len(pilot_images(data, 1000, 0)) == 84
+
+
+# ---- what it compares ---------------------------------------------------------------------------------------------
+
+
+def test_an_unconditional_model_is_compared_by_a_rule_of_the_first_groups(
+    make_mlp: Callable[..., Denoiser], make_images: Callable[..., Any]
+) -> None:
+    data = make_images(dict.fromkeys("abcdefg", 12))
+    full = make_mlp(seed=0)
+    for path in (False, True):
+        found = measure_density(full, data, 16, path=path)
+        assert (found.by, found.groups, found.images) == ("rule", tuple("abcde"), IMAGES)
+        points = min(POINTS, full.schedule.t_max)
+        assert found.evals == (0 if path else IMAGES * points * 2 * 2)  # a rule answers for all groups at once
+        assert found.density.sum() == pytest.approx(1)
+        assert not np.allclose(found.density, prior_density(full.schedule))
+        np.testing.assert_array_equal(found.density, measure_density(full, data, 5, path=path).density)  # any block
+
+
+def test_nothing_is_compared_where_images_are_too_large_for_a_covariance(
+    make_mlp: Callable[..., Denoiser], make_images: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, two = make_mlp(seed=0), make_images({"a": 6, "b": 6})
+    assert pilot_kind(full, two, None) == "rule"
+    monkeypatch.setattr("guda.scoring.pilot.LARGEST", 15)
+    found = measure_density(full, two, 16)
+    assert (found.by, found.evals, len(found.size)) == ("nothing", 0, 0)
+    np.testing.assert_array_equal(found.density, prior_density(full.schedule))
+
+
+def test_a_conditional_model_is_compared_with_itself_told_of_other_groups(
+    make_images: Callable[..., Any], tiny_pipeline: Callable[[str], Any]
+) -> None:
+    full = Denoiser.from_pretrained(tiny_pipeline("sd"))
+    grey = make_images({"a": 3, "b": 3, "c": 3}, size=16)
+    data = ImageData.from_arrays(np.repeat(grey.images, 3, axis=1), [grey.groups.names[k] for k in grey.groups.labels],
+                                 layout="NCHW")  # fmt: skip
+    prompts = [f"a painting in style {data.groups.names[k]}" for k in data.groups.labels]
+    found = measure_density(full, data, 8, prompts)
+    assert (found.by, found.groups) == ("prompts", ("a", "b", "c"))
+    assert found.evals == len(pilot_images(data, IMAGES, 0)) * POINTS * 2 * (1 + 3)
+    assert found.density.sum() == pytest.approx(1)
+    alike = measure_density(full, data, 8, ["a painting"] * data.n)
+    assert alike.by == pilot_kind(full, data, None) == "nothing"
+    np.testing.assert_array_equal(alike.density, prior_density(full.schedule))

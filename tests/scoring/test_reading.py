@@ -43,7 +43,7 @@ def test_a_log_ratio_is_told_as_a_factor(factor: float, text: str) -> None:
 
 def test_other_units_are_told_as_they_are() -> None:
     assert value(12.3, 10.1, 14.5, 1, "nats") == "+12.3 [10.1, 14.5] nats"
-    assert value(math.log(6), 1.6, 2.0, 1, LOG_UNIT) == "+1.8 [1.6, 2.0], 6.0 times the average picture"
+    assert value(math.log(6), 1.61, 1.97, 1, LOG_UNIT) == "+1.79 [1.61, 1.97], 6.0 times the average picture"
 
 
 def test_a_direction_is_told_only_beyond_two_standard_errors() -> None:

@@ -149,15 +149,15 @@ def health_tables(found: Health, width: int) -> Iterator[Any]:
     from rich.table import Table
     from rich.text import Text
 
-    from guda.table import decimals, interval, plain, signed
+    from guda.table import decimals, measured, plus_minus, signed
 
     matrix = np.array(found.matrix)
     names = [name if len(name) <= NAME else name[: NAME - 1] + "…" for name in found.groups]
     beside = np.where(np.eye(len(matrix), dtype=bool), 0.0, matrix)  # the leakage
     digits = min(decimals(beside), 2)
     cells = [[signed(v, digits) for v in row] for row in matrix]
-    drift = [f"{signed(d.mean, digits)} {interval(d.lo, d.hi, digits)}" for d in found.drift]
-    errors = [f"{signed(d.mean, digits)} ± {plain(d.stderr, digits)}" for d in found.drift]
+    drift = [" ".join(measured(d.mean, d.lo, d.hi, digits)) for d in found.drift]
+    errors = [plus_minus(d.mean, d.stderr, digits) for d in found.drift]
     columns = [max(len(names[j]), *(len(row[j]) for row in cells)) for j in range(len(names))]
     whole = sum(c + 2 for c in columns) + max(len("without"), *map(len, names)) + max(map(len, errors)) + 4 <= width
     table = Table(box=None, pad_edge=False, padding=(0, 1))

@@ -1,4 +1,4 @@
-"""Commands that score pictures and check how far to trust the scores: score, evaluate, health, likelihood."""
+"""Commands that score pictures and check how far to trust them: score, evaluate, sanity, health, likelihood."""
 
 from __future__ import annotations
 
@@ -198,6 +198,34 @@ def show_function(found: Any, as_json: bool) -> None:
     title = f"Cosine with a retraining: first group / other groups, {found.pictures} pictures of {found.queries}"
     rows = [[row.band, *(f"{row.own[m].mean:+.2f} / {row.other[m].mean:+.2f}" for m in names)] for row in found.rows]
     Console().print(Table.of(title, ["t in", *names], rows, found.note).rich())
+
+
+@command
+def sanity(
+    run: RunFolder,
+    heldout: Annotated[
+        Path, typer.Option(help="Folder of real pictures that were not trained on, laid out like the training data.")
+    ],
+    method: Method = None,
+    name: Annotated[str | None, typer.Option(help="Name for the new query set; default: heldout-FOLDER.")] = None,
+    changes: Changes = fields(ScoringConfig, "estimand", "excess", "rounds"),
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Score held-out pictures of known groups: how often is the right group first?"""
+    from guda import steps
+    from guda.evaluation.sanity import table, verdict_lines
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    steps.change_scoring(folder, **changes)
+    found = steps.sanity(folder, heldout, engine, method, name)
+    if as_json:
+        return say(found.model_dump(mode="json"), "", True)
+    from rich.console import Console
+
+    Console().print(table(found).rewrite(lambda _, cell: cell.replace(" [", "\n[")).rich())
+    print("\n".join(verdict_lines(found)))
 
 
 @command

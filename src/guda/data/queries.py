@@ -76,7 +76,7 @@ class Queries:
         root = Path(path).expanduser()
         files = image_files(root)
         prompts = _read_prompts(root / "prompts.jsonl", files)
-        return cls(_file_ids(files), read_images(root, files, size, mode), prompts, root.resolve().name)
+        return cls(file_ids(files), read_images(root, files, size, mode), prompts, root.resolve().name)
 
     @property
     def n(self) -> int:
@@ -153,7 +153,7 @@ class Queries:
         return Queries(ids, self.images[list(positions)], prompts, self.name)
 
 
-def _file_ids(files: Sequence[str]) -> tuple[str, ...]:
+def file_ids(files: Sequence[str]) -> tuple[str, ...]:
     """Paths without extension; where two would be equal, both keep it."""
     kept: set[str] = set()  # files that keep their extension
     while True:

@@ -19,7 +19,7 @@ from guda.scoring.null import Null
 from guda.scoring.reading import LOG_UNIT, axis_label, direction_text
 from guda.scoring.scores import GroupScore, Scores
 from guda.scoring.verdict import Kind, Verdict, verdict
-from guda.table import decimals, interval, probability, signed
+from guda.table import decimals, measured, probability, signed
 
 PER = 1000  # images
 
@@ -160,7 +160,7 @@ class MethodView:
         if lo is None or hi is None:
             return max(len(signed(float(v), digits)) for v in (score.min(), score.max()))
         texts = zip(score.ravel(), lo.ravel(), hi.ravel(), strict=True)
-        return max(len(f"{signed(s, digits)} {interval(a, b, digits)}") for s, a, b in texts)
+        return max(len(" ".join(measured(s, a, b, digits))) for s, a, b in texts)
 
     def scale(self, q: int) -> Scale:
         """Of one picture: bars are compared within it."""
@@ -205,23 +205,24 @@ class MethodView:
     def to_json(self) -> dict[str, Any]:
         """For switching in the browser; digits enough to print the same as here."""
 
-        def table(values: np.ndarray | None, more: int) -> list[list[float | None]] | None:
-            """With so many decimals more than are printed: enough to sort and to divide by a group's size."""
+        def table(values: np.ndarray | None) -> list[list[float | None]] | None:
+            """Enough to print, and to divide by a group's size."""
             if values is None:
                 return None
-            return [[None if np.isnan(v) else round(float(v), self.digits + more) for v in row] for row in values]
+            return [[None if np.isnan(v) else float(f"{v:.9g}") for v in row] for row in values]
 
         def said(verdicts: list[Verdict]) -> list[list[str]]:
             return [[v.kind, v.headline, v.detail] for v in verdicts]
 
+        score = table(self.scores.score)
         return {
             "id": self.id, "unit": self.unit, "axis": self.axis, "times": self.unit == LOG_UNIT,
             "about": self.about, "estimand": self.estimand,
             # races keep an order of their own: a group that left early may have a larger score by chance
-            "order": None if (np.diff(np.take_along_axis(self.scores.score, self.order, 1)) <= 0).all()
+            "order": None if (np.argsort(-np.array(score), axis=1, kind="stable") == self.order).all()
             else self.order.tolist(),
             "perOrder": None if self.scores.own.all() else self.per_order.tolist(),
-            "score": table(self.scores.score, 5), "lo": table(self.lo, 3), "hi": table(self.hi, 3),
+            "score": score, "lo": table(self.lo), "hi": table(self.hi),
             "directions": None if self.scores.elbo is None else
             [self.direction(q) for q in range(len(self.scores.queries))],
             "null": self.null, "above": None if self.above is None else self.above.tolist(),

@@ -18,7 +18,7 @@ from guda.methods.health import DriftFigure, Health, read_health
 from guda.report.cards import MethodView, Scale
 from guda.run.run import Run
 from guda.scoring.null import QUANTILE, Null
-from guda.table import decimals, interval, percent, signed
+from guda.table import decimals, measured, percent, plus_minus, signed
 
 NUMBERED = 16  # with more groups, numbers do not fit into the cells; they are in the tooltips
 
@@ -70,14 +70,14 @@ class HealthView:
     def _cell(self, k: int, j: int, largest: float) -> Cell:
         value, error = float(self.matrix[k, j]), self.found.stderr[k][j]
         text = signed(value, self.digits)
-        spread = "" if error is None else f" ± {error:.{self.digits}f} (standard error)"
-        title = f"without {self.found.groups[k]}, images of {self.found.groups[j]}: {text}{spread} nats"
+        told = text if error is None else f"{plus_minus(value, error, self.digits)} (standard error)"
+        title = f"without {self.found.groups[k]}, images of {self.found.groups[j]}: {told} nats"
         kind = ("neg" if value < 0 else "pos") + (" own" if k == j else "")
         strength = round(STRONGEST * math.sqrt(abs(value) / largest), 3)
         return Cell(kind, strength, text if self.numbered else "", title)
 
     def _drift(self, figure: DriftFigure) -> str:
-        return f"{signed(figure.mean, self.digits)} {interval(figure.lo, figure.hi, self.digits)}"
+        return " ".join(measured(figure.mean, figure.lo, figure.hi, self.digits))
 
     def _style(self, figure: DriftFigure) -> str:
         zero, mean, lo, hi = (self.scale.at(v) for v in (0.0, figure.mean, figure.lo, figure.hi))

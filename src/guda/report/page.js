@@ -28,6 +28,20 @@
     const text = plain(v, d);
     return v > 0 && /[1-9]/.test(text) ? "+" + text : text;
   };
+  // The same as measured() of table.py: two significant digits of half an interval's width decide the decimals.
+  const isZero = (text) => !/[1-9]/.test(text);
+  const nonzero = (v, d) => {
+    const text = plain(v, d);
+    return v === 0 || !isZero(text) ? text : plain(v, -Number(v.toExponential(0).split("e")[1]));
+  };
+  const measured = (v, lo, hi, d) => {
+    if (lo === null) return [signed(v, d), ""];
+    const half = (hi - lo) / 2;
+    if (half > 0) d = Math.max(1 - Number(half.toExponential(1).split("e")[1]), 0);
+    let text = signed(v, d);
+    if ((lo > 0 || hi < 0) && isZero(text)) text = (v > 0 ? "+" : "") + nonzero(v, d);
+    return [text, `[${nonzero(lo, d)}, ${nonzero(hi, d)}]`];
+  };
 
   // The same as times() of scoring/reading.py.
   const times = (v) => {
@@ -134,16 +148,16 @@
       const gold = D.oracle ? D.oracle[card.q] : null;
       rows.forEach((r, i) => {
         const li = card.rows[i], [name, , value] = li.children, at = s.at(r.v);
-        const between = r.lo === null ? "" : `[${plain(r.lo, digits)}, ${plain(r.hi, digits)}]`;
+        const [told, between] = measured(r.v, r.lo, r.hi, digits);
         li.className = (r.v < 0 ? "neg" : "pos") + (r.lo !== null && (r.lo > 0 || r.hi < 0) ? " sure" : r.lo === null ? " open" : "") + (r.g === gold ? " gold" : "");
-        li.title = `${D.groups[r.g].name}: ${signed(r.v, digits)} ${between}${m.times ? ", " + times(r.v) : " " + unit} (group of ${D.groups[r.g].size.toLocaleString("en-US")})`;
+        li.title = `${D.groups[r.g].name}: ${told} ${between}${m.times ? ", " + times(r.v) : " " + unit} (group of ${D.groups[r.g].size.toLocaleString("en-US")})`;
         if (odds) li.title += `; first with probability ${probability((odds.find(([g]) => g === r.g) || [0, 0])[1])}`;
         li.style.setProperty("--a", Math.min(at, zero) + "%");
         li.style.setProperty("--w", Math.abs(at - zero) + "%");
         if (r.lo === null) li.style.removeProperty("--h");
         else { li.style.setProperty("--l", s.at(r.lo) + "%"); li.style.setProperty("--h", s.at(r.hi) - s.at(r.lo) + "%"); }
         name.firstElementChild.textContent = D.groups[r.g].name;
-        value.replaceChildren(span("number", signed(r.v, digits)), " ", span("interval", between));
+        value.replaceChildren(span("number", told), " ", span("interval", between));
         if (card.top[i]) {
           card.top[i].querySelector("use").setAttribute("href", "#" + D.groups[r.g].thumb);
           card.top[i].querySelector("svg").setAttribute("aria-label", "training image of " + D.groups[r.g].name);

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from guda.errors import GudaError
+from guda.evaluation.sanity import table as sanity_table
 from guda.evaluation.tables import averages_table, comparison
 from guda.files import write_text
 from guda.report import costs, health, trust
@@ -27,7 +28,7 @@ from guda.report.pictures import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
 from guda.report.same_noise import Drawings, read_drawings
 from guda.run.run import Run
 from guda.scoring.drift import SUBTRACTED
-from guda.scoring.reading import PATH_SIGN, READINGS
+from guda.scoring.reading import PATH_SIGN, READINGS, value
 from guda.scoring.scores import Scores
 from guda.scoring.verdict import LABELS
 from guda.table import percent, signed
@@ -110,7 +111,7 @@ def _taught(content: Content) -> list[str] | None:
     if scores is None or scores.queries != content.queries.ids or scores.lo is None or scores.hi is None:
         return None
     return [
-        f"all fine-tuning data together: {s:+.3g} nats [{lo:+.3g}, {hi:+.3g}] over the pretrained start"
+        f"all fine-tuning data together: {value(s, lo, hi, 1, scores.unit)} over the pretrained start"
         for s, lo, hi in zip(scores.score[:, 0], scores.lo[:, 0], scores.hi[:, 0], strict=True)
     ]
 
@@ -197,6 +198,8 @@ def _payload(content: Content, exemplars: list[tuple[str, ...]], drawings: Drawi
 
 
 def _context(content: Content, drawn: bool) -> dict[str, Any]:
+    from guda.steps import read_sanity
+
     run, data, queries, view, views = content.run, content.data, content.queries, content.view, content.views
     oracle, null = content.oracle, content.nulls[content.view.id]
     healths = health.read_views(run, views, content.main)
@@ -231,6 +234,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "oracle": oracle,
         "entry": content.entry,
         "calibration": content.calibration(view),
+        "sanities": [sanity_table(found) for found in read_sanity(run)],
         "healths": healths,
         "oracle_health": next((h for h in healths if oracle is not None and h.id == oracle.id), None),
         "drift_subtracted": any(v.estimand.endswith(SUBTRACTED) for v in views if healths and v.id == healths[0].id),

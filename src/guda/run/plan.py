@@ -4,7 +4,6 @@ settings (RUN/probe.json), measured once on a GPU (see scoring/settings.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -73,17 +72,13 @@ def _stored_density(run: Run) -> np.ndarray | None:
     return np.array(stored["density"])
 
 
-def write_pilot(
-    run: Run, full: Denoiser, counterfactuals: Sequence[Denoiser], names: Sequence[str], block: int
-) -> None:
+def write_pilot(run: Run, full: Denoiser, block: int) -> None:
     """Measure and keep."""
-    found = measure_density(
-        full, counterfactuals, load_data(run), run.recipe.scoring.seed, block, training_prompts(run),
-        run.recipe.scoring.estimand == "path",
-    )  # fmt: skip
+    path = run.recipe.scoring.estimand == "path"
+    found = measure_density(full, load_data(run), block, training_prompts(run), path)
     value = {
-        "base": model_digest(run, "base"), "models": list(names), "images": found.images, "evals": found.evals,
-        "t": found.t.tolist(), "size": found.size.tolist(), "density": found.density.tolist(),
+        "base": model_digest(run, "base"), "by": found.by, "groups": list(found.groups), "images": found.images,
+        "evals": found.evals, "t": found.t.tolist(), "size": found.size.tolist(), "density": found.density.tolist(),
     }  # fmt: skip
     write_json(run.path(pilot_file(run)), value)
 

@@ -37,6 +37,7 @@ FORMAT = 1
 
 UPLOAD = "upload-"  # names of query sets that were brought to the page (web/uploads.py) begin so
 
+HELDOUT = "heldout-"  # names of query sets of real pictures of known groups (steps/sanity.py) begin so
 
 # names of query sets that are the run's own (methods/reference.py)
 REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?|average-.*")

@@ -23,7 +23,7 @@ from guda.scoring.bands import Bands
 from guda.scoring.drift import Drift, draw_reference, measure, reference_index
 from guda.scoring.excess import Excess, check_drift, positions
 from guda.scoring.excess import average as average_of
-from guda.scoring.pilot import MODELS, measure_density
+from guda.scoring.pilot import measure_density
 from guda.scoring.plan import Plan, make_plan
 from guda.scoring.race import StopRule
 from guda.scoring.race_rounds import evaluate_here, iter_rounds
@@ -102,7 +102,7 @@ def _score(
     model: Denoiser, bank: Bank, queries: Queries, config: ScoringConfig, settings: Settings, data: ImageData | None,
     prompts: Sequence[str] | None, stop: StopRule | None, band: str | None, average: Queries | None,
 ) -> Scores:  # fmt: skip
-    plan = _plan(model, bank, config, settings, data, prompts)
+    plan = _plan(model, config, settings, data, prompts)
     bands = None if band is None else Bands.parse(band, model.schedule.T)
     models = BankModels(model, bank)
     path = config.estimand == "path"
@@ -153,15 +153,13 @@ def need(data: ImageData | None, why: str) -> ImageData:
 
 
 def _plan(
-    model: Denoiser, bank: Bank, config: ScoringConfig, settings: Settings, data: ImageData | None,
-    prompts: Sequence[str] | None,
-) -> Plan:  # fmt: skip
+    model: Denoiser, config: ScoringConfig, settings: Settings, data: ImageData | None, prompts: Sequence[str] | None
+) -> Plan:
     if config.estimand == "paper" or config.plan != "importance":
         return make_plan(model.schedule, config)
     data = need(data, "the importance plan is measured on training images")
-    others = [bank[g].apply(model) for g in list(bank)[:MODELS]]
     with settings.active():
-        measured = measure_density(model, others, data, config.seed, settings.block, prompts, config.estimand == "path")
+        measured = measure_density(model, data, settings.block, prompts, config.estimand == "path")
     return make_plan(model.schedule, config, measured.density)
 
 

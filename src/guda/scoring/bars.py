@@ -17,7 +17,7 @@ import numpy as np
 
 from guda.errors import GudaError
 from guda.scoring.reading import axis_label, value
-from guda.table import decimals, interval, plain, signed
+from guda.table import decimals, measured, plain
 
 if TYPE_CHECKING:
     from guda.scoring.scores import GroupScore, Scores
@@ -81,7 +81,7 @@ def make_row(group: int, found: GroupScore, scale: Scale, digits: int, more: str
     style = f"--a:{a:g}%;--w:{b - a:.4g}%"
     if found.lo is not None and found.hi is not None:
         style += f";--l:{scale.at(found.lo):g}%;--h:{scale.at(found.hi) - scale.at(found.lo):.4g}%"
-    text, between = signed(found.score, digits), interval(found.lo, found.hi, digits)
+    text, between = measured(found.score, found.lo, found.hi, digits)
     title = f"{found.group}: {value(found.score, found.lo, found.hi, digits, found.unit)}{more}"
     kind = "neg" if found.score < 0 else "pos"
     kind += " open" if found.lo is None else " sure" if found.clear else ""

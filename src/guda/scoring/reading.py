@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from guda.table import interval, plain, signed
+from guda.table import measured, plain
 
 NATS, LOG_UNIT = "nats", "log ratio"
 
@@ -110,8 +110,9 @@ def times(score: float) -> str:
 
 
 def value(score: float, lo: float | None, hi: float | None, digits: int, unit: str) -> str:
-    """+12.3 [10.1, 14.5] nats; of a log ratio +1.8 [1.6, 2.0], 6.0 times the average picture."""
-    number = f"{signed(score, digits)} {interval(lo, hi, digits)}".strip()
+    """+12.3 [10.9, 13.7] nats; of a log ratio +1.79 [1.61, 1.97], 6.0 times the average picture. `digits`: decimals
+    where there is no interval."""
+    number = " ".join(measured(score, lo, hi, digits)).strip()
     return f"{number}, {times(score)}" if unit == LOG_UNIT else f"{number} {unit}"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from guda.errors import GudaError, NotFinite, suggestion
 from guda.files import read_table, write_table
 from guda.scoring.origin import UNKNOWN, Origin, origin_columns, read_origins
-from guda.scoring.reading import LOG_UNIT, PATH_SIGN, SIGN, Reading, direction, reading, times
+from guda.scoring.reading import PATH_SIGN, SIGN, Reading, direction, reading, value
 from guda.scoring.verdict import Verdict, verdict
 from guda.table import decimals
 
@@ -62,9 +62,8 @@ class GroupScore:
         return self.lo is not None and self.hi is not None and (self.lo > 0 or self.hi < 0)
 
     def __str__(self) -> str:
-        interval = "" if self.lo is None else f" [{self.lo:+.2f}, {self.hi:+.2f}]"
-        told = f", {times(self.score)}" if self.unit == LOG_UNIT else f" {self.unit}"
-        return f"{self.rank}. {self.group}: {self.score:+.2f}{interval}{told}"
+        told = value(self.score, self.lo, self.hi, decimals(np.array(self.score)), self.unit)
+        return f"{self.rank}. {self.group}: {told}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class QueryScores:
 
     query: str
     ranked: tuple[GroupScore, ...]
-    digits: int = 1  # decimals that its scores are told with
+    digits: int = 1  # decimals of scores that have no interval, which would tell
     origin: Origin = UNKNOWN  # whether the model makes such pictures, and whether it is a copy
     validation: str = ""  # how answers like this one were compared with retraining; empty: they were not
 
@@ -212,17 +211,17 @@ class Scores:
     def cell(self, q: int, g: int) -> GroupScore:
         """One group of one picture, both by position."""
 
-        def value(array: np.ndarray | None) -> float | None:
+        def known(array: np.ndarray | None) -> float | None:
             return None if array is None or np.isnan(array[q, g]) else float(array[q, g])
 
         def whole(array: np.ndarray | None) -> int | None:
-            found = value(array)
+            found = known(array)
             return None if found is None else int(found)
 
         return GroupScore(
-            self.groups[g], float(self.score[q, g]), value(self.lo), value(self.hi), int(self.rank[q, g]), self.unit,
-            whole(self.rank_lo), whole(self.rank_hi), value(self.p_first), self.sign, value(self.elbo),
-            value(self.elbo_stderr), value(self.stderr_training), value(self.predicted_lo), value(self.predicted_hi),
+            self.groups[g], float(self.score[q, g]), known(self.lo), known(self.hi), int(self.rank[q, g]), self.unit,
+            whole(self.rank_lo), whole(self.rank_hi), known(self.p_first), self.sign, known(self.elbo),
+            known(self.elbo_stderr), known(self.stderr_training), known(self.predicted_lo), known(self.predicted_hi),
             None if (inside := whole(self.answer)) is None else bool(inside),
         )  # fmt: skip
 

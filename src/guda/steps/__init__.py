@@ -24,6 +24,7 @@ from guda.steps.partition import partition
 from guda.steps.plan import Budget, outline, plan
 from guda.steps.prompts import prompts_build, prompts_show
 from guda.steps.queries import add_queries, choose_or_add_queries, choose_queries, keep_queries
+from guda.steps.sanity import read_sanity, sanity
 from guda.steps.score import (
     band_shares,
     evals_per_picture,
@@ -84,8 +85,10 @@ __all__ = [
     "query_count",
     "ray_engine",
     "read_ablation",
+    "read_sanity",
     "read_space",
     "sample",
+    "sanity",
     "score",
     "scored_methods",
     "scores_folder",

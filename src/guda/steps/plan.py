@@ -178,7 +178,7 @@ def _alternatives(run: Run, per_query: dict[str, float], per_eval: float) -> lis
 
 
 def _expected_stderr(run: Run, method: str) -> float | None:
-    """Median standard error: as measured on a scored set, else a bound from the pilot, else unknown."""
+    """Median standard error: as measured on a scored set, else a guess from the pilot, else unknown."""
     for name in run.query_sets():
         if method in scored_methods(run, name):
             stderr = Scores.read(scores_path(run, name, method)).stderr
@@ -187,6 +187,8 @@ def _expected_stderr(run: Run, method: str) -> float | None:
     if run.has(pilot_file(run)):
         # a draw of stratum s varies by at most its root mean square: (M/S)^2 each for S strata of equal mass M/S
         pilot = read_json(run.path(pilot_file(run)))
+        if not pilot["size"]:
+            return None
         every = np.arange(1, len(pilot["density"]) + 1)
         mass = float(np.exp(np.interp(every, pilot["t"], np.log(np.maximum(pilot["size"], 1e-12)))).sum())
         return mass / float(np.sqrt(run.recipe.scoring.strata * run.recipe.scoring.rounds))
@@ -198,7 +200,7 @@ def _note(run: Run) -> str:
         return "Expected widths from the standard errors of a scored set of this run."
     if needs_pilot(run) or not run.has(pilot_file(run)):
         return "Expected widths are unknown until the first scoring has made its pilot."
-    return "Expected widths are upper bounds from the pilot; nothing is scored yet."
+    return "Expected widths are guesses from the pilot, which has seen none of the methods; nothing is scored yet."
 
 
 STORES = ("fp32", "bf16", "lowrank:16", "lora:16", "lora:4", "lora:4:bf16")

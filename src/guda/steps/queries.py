@@ -10,7 +10,7 @@ from guda.errors import GudaError, Mismatch
 from guda.files import read_json
 from guda.run.data import load_data
 from guda.run.models import load_model
-from guda.run.run import REFERENCE, UPLOAD, Run
+from guda.run.run import HELDOUT, REFERENCE, UPLOAD, Run
 from guda.run.samples import set_name
 
 
@@ -73,13 +73,13 @@ def tuned_on(run: Run, queries: Queries) -> list[str]:
 
 def choose_queries(run: Run, queries: str | None = None) -> str:
     """A set of the run by name; default: the recipe's samples, else the only set there is that nothing was tuned on and
-    that was not brought to the page."""
+    that was not brought to the page or to `guda sanity`."""
     sets = run.query_sets()
     if queries is None:
         own = set_name(run, run.recipe.queries)
         if own in sets:
             return own
-        sets = [s for s in sets if s not in tuning_sets(run) and not s.startswith(UPLOAD)]
+        sets = [s for s in sets if s not in tuning_sets(run) and not s.startswith((UPLOAD, HELDOUT))]
         if len(sets) == 1:
             return sets[0]
         if not sets:

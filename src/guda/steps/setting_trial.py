@@ -102,16 +102,13 @@ class Trials:
         self._score(method, engine)
 
     def _score(self, method: Method, engine: Engine) -> None:
-        # a pilot, where the run has none yet, comes from what the recipe names, as it would without trials
-        recipe = [get_method(self.run, m) for m in self.run.recipe.methods if m != CEILING]
-        fitted = [m for m in recipe if m.counterfactuals and m.fitted()]
         name = self.label(method) if method is not self.oracle else method.method_id
 
         def work() -> None:
             tasks = self._booked(method, method.score(self.queries, set()))
             engine(self.run, tasks, f"score {name} on {self.queries.name}")
 
-        prepared(self.run, [*fitted, self.oracle], engine, work)
+        prepared(self.run, [method], engine, work)
 
     def _stages(self, method: Method) -> tuple[list[str], list[str]]:
         """What its times are booked under: settings other than the recipe's must not overwrite the recipe's times."""
