@@ -37,7 +37,7 @@ def score(
     band: Annotated[
         str | None, typer.Option(help="Use only these timesteps, e.g. 100:1000; the estimand changes and is labelled.")
     ] = None,
-    changes: Changes = fields(ScoringConfig, "estimand", "excess", "rounds", "strata", "drift"),
+    changes: Changes = fields(ScoringConfig, "estimand", "excess", "rounds", "strata", "drift", "foreign"),
     groups: Groups = None,
     engine: Any = ENGINE,
     as_json: Json = False,

@@ -94,7 +94,9 @@ class MethodView:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         floor = 0.0 if self.null is None else self.null
-        return [verdict(self.scores[query].ranked, self.digits, floor) for query in self.scores.queries]
+        return [
+            verdict(picture.ranked, self.digits, floor, picture.origin, picture.validation) for picture in self.scores
+        ]
 
     @cached_property
     def per_verdicts(self) -> list[Verdict]:
@@ -112,6 +114,8 @@ class MethodView:
                     for rank, g in enumerate(order[q], 1)
                 ],
                 self.per_digits,
+                origin=self.scores[q].origin,
+                validation=self.scores.validation,
             )
             for q in range(len(score))
         ]
