@@ -130,12 +130,12 @@ def copy_tasks(run: Run, queries: Queries) -> list[Task]:
     return [about, *each]
 
 
-def origin_tasks(run: Run, queries: Queries) -> list[Task]:
-    """What is left to compute before `origins` can answer."""
+def origin_tasks(run: Run, queries: Queries | None) -> list[Task]:
+    """What is left to compute before `origins` can answer; `queries` None: of the run's own samples alone."""
     if not origins_asked(run):
         return []
     samples = own_samples(run)
-    sets = [queries] if samples is None or samples.digest == queries.digest else [queries, samples]
+    sets = list({s.digest: s for s in (queries, samples) if s is not None}.values())
     tasks = [t for s in sets for t in (([] if samples is None else term_tasks(run, s)) + copy_tasks(run, s))]
     return pending(run, tasks)
 

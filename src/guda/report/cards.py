@@ -186,9 +186,10 @@ class MethodView:
         return make_row(g, found, scale, self.digits, more)
 
     def group_lines(self, exemplars: Sequence[tuple[str, ...]]) -> list[GroupLine]:
-        first = Counter(int(g) for g in self.order[:, 0])
+        named = [v.kind != "foreign" for v in self.verdicts]  # a foreign picture names no group
+        first = Counter(int(g) for g in self.order[named, 0])
         clear = Counter(int(g) for g, v in zip(self.order[:, 0], self.verdicts, strict=True) if v.kind == "stands-out")
-        n = len(self.scores.queries)
+        n = max(1, sum(named))
         lines = []
         for g, name in enumerate(self.scores.groups):
             own = self.scores.own[:, g]  # a score that a screen lent says nothing of this group

@@ -1,8 +1,8 @@
 """Would this model make such a picture? A conformal p-value from the full model's own errors, against its own samples.
 
 A picture is described by the logarithms of the full model's KL terms, stratum by stratum of noise, less the smooth
-curve that such terms follow along t inside a stratum (a draw's timestep is random and says nothing of the picture), averaged
-over rounds. Its distance from the samples is Mahalanobis': too large or too small errors count alike, so noise (which
+curve that such terms follow along t inside a stratum (a draw's timestep is random and says nothing of the picture),
+averaged over rounds. Its distance from the samples is Mahalanobis': too large or too small errors count alike, so noise (which
 the model cannot predict) and flat or blurred pictures (which it predicts too well) are both far out.
 
     p = (1 + how many samples are at least as far out) / (1 + how many samples)

@@ -161,8 +161,9 @@ def _score(run: Run, queries: Queries, chosen: list[Method], engine: Engine, ban
     return {m.method_id: publish(run, queries, m, bands)[m.method_id] for m in chosen}
 
 
-def ask_origins(run: Run, queries: Queries, engine: Engine) -> None:
-    """Compute what tells where the pictures come from (methods/origin.py), unless the recipe skips it."""
+def ask_origins(run: Run, queries: Queries | None, engine: Engine) -> None:
+    """Compute what tells where the pictures come from (methods/origin.py), unless the recipe skips it. `queries` None:
+    only what pictures are compared with."""
     if not origins_asked(run):
         return
     if draws_samples(run):

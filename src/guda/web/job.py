@@ -95,6 +95,7 @@ def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
         "settled": snapshot.settled,
         "evaluations": snapshot.evals,
         "verdict": {"kind": said.kind, "headline": said.headline, "detail": said.detail},
+        "origin": None if scores.origins is None else scores.origins[0].to_json(),
         "placebo_floor": view.null,
         "groups": [
             {
