@@ -35,12 +35,12 @@ from guda.run.run import Run
 from guda.run.samples import query_count, set_name
 from guda.run.sketch import Sketch
 from guda.run.task import Task, pending
-from guda.scoring.copies import Crowding, Nearest, crowding, find_copies, nearest
+from guda.scoring.copies import Crowding, Nearest, crowding, find_copied, nearest
 from guda.scoring.excess import positions
-from guda.scoring.origin import FOREIGN, Origin
-from guda.scoring.plan import Plan, stratified
+from guda.scoring.origin import Origin, make_origins
+from guda.scoring.plan import Plan
 from guda.scoring.scorer import shard_names
-from guda.scoring.typical import LEAST, ROUNDS, STRATA, Described, typical_p
+from guda.scoring.typical import LEAST, ROUNDS, Described, typical_p, typical_plan
 
 FULL = ModelRef("base")
 
@@ -80,8 +80,7 @@ def why_unknown(run: Run) -> str:
 
 
 def _plan(run: Run) -> Plan:
-    schedule = run_schedule(run)
-    return stratified(schedule, min(STRATA, schedule.t_max), run.recipe.scoring.seed, antithetic=True)
+    return typical_plan(run_schedule(run), run.recipe.scoring.seed)
 
 
 def comes_free(run: Run, methods: Sequence[Method]) -> bool:
@@ -203,15 +202,11 @@ def origins(run: Run, queries: Queries) -> tuple[Origin, ...] | None:
     """Of every picture; None where the question was skipped, or never asked of this set."""
     if not origins_asked(run) or origin_tasks(run, queries):
         return None
-    samples, accept = own_samples(run), run.recipe.scoring.foreign == "accept"
+    samples, data = own_samples(run), load_data(run)
     p = None if samples is None else _typical(run, queries, samples)
-    copies, near, usual = _copies(run, queries, samples)
-    found = []
-    for q in range(queries.n):
-        own = None if p is None else float(p[q])
-        told = _copied(run, int(near.index[q]), float(near.distance[q]), usual) if copies[q] else {}
-        found.append(Origin(own, accept and own is not None and own < FOREIGN, **told))
-    return tuple(found)
+    near = None if samples is None else _read_nearest(run, samples)
+    copied = find_copied(_read_nearest(run, queries), near, _crowding(run), data, scored_groups(run))
+    return make_origins(None if p is None else p.tolist(), copied, run.recipe.scoring.foreign == "accept")
 
 
 def _typical(run: Run, queries: Queries, samples: Queries) -> np.ndarray | None:
@@ -219,33 +214,9 @@ def _typical(run: Run, queries: Queries, samples: Queries) -> np.ndarray | None:
 
 
 def _described(run: Run, queries: Queries) -> Described:
-    found = run_scorer(run, estimand="elbo", plan=_plan(run)).read(queries, FULL, ROUNDS)
-    return Described(found.kl.transpose(1, 0, 2), found.t.transpose(1, 0, 2))
-
-
-def _copies(run: Run, queries: Queries, samples: Queries | None) -> tuple[np.ndarray, Nearest, float]:
-    near = _read_nearest(run, queries)
-    copies, usual = find_copies(near, None if samples is None else _read_nearest(run, samples), _crowding(run))
-    return copies, near, usual
+    return Described.of_terms(run_scorer(run, estimand="elbo", plan=_plan(run)).read(queries, FULL, ROUNDS))
 
 
 def _read_nearest(run: Run, queries: Queries) -> Nearest:
     parts = [_untensored(content) for content in _nearest_parts(run, queries).read()]
     return Nearest(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("index", "distance", "mass")))
-
-
-def _copied(run: Run, image: int, distance: float, usual: float) -> dict[str, Any]:
-    data = load_data(run)
-    return {
-        "copy_of": data.ids[image],
-        "copy_group": image_group(run, image),
-        "copy_distance": distance / usual if usual else 0.0,
-    }
-
-
-def image_group(run: Run, image: int) -> str:
-    """The groups of a training image among those that are scored, or else among all."""
-    groups = load_data(run).groups
-    its = [groups.names[k] for k in np.flatnonzero(groups.membership[image])]
-    leaves = [name for name in its if name in groups.leaf_names]
-    return " + ".join([name for name in its if name in scored_groups(run)] or leaves or its)

@@ -16,9 +16,13 @@ answer does not depend on those beside it. With flips in training, an image and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from guda.data.images import ImageData
+from guda.scoring.origin import Copied
 
 TWINS = 0.1  # of the median distance of two training images
 
@@ -95,6 +99,17 @@ def find_copies(found: Nearest, samples: Nearest | None, about: Crowding) -> tup
     limit = NEAR * max(_near_end(k.distance) for k in known)
     level = min(_spread(k.mass) for k in known)
     return (found.distance < limit) & (found.mass[:, level] > MASS), float(np.median(known[0].distance))
+
+
+def find_copied(
+    found: Nearest, samples: Nearest | None, about: Crowding, data: ImageData, groups: Sequence[str] = ()
+) -> list[Copied | None]:
+    """The image that each picture nearly repeats, with its groups (those among `groups`); None: no image."""
+    copies, usual = find_copies(found, samples, about)
+    return [
+        (data.ids[i], data.groups.of_image(int(i), groups), float(d / usual)) if copy else None
+        for copy, i, d in zip(copies, found.index, found.distance, strict=True)
+    ]
 
 
 def _near_end(distances: np.ndarray) -> float:

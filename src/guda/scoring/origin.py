@@ -43,6 +43,17 @@ class Origin:
 
 UNKNOWN = Origin()
 
+Copied = tuple[str, str, float]  # id of the training image, its groups, the distance over the usual one
+
+
+def make_origins(p: Sequence[float] | None, copied: Sequence[Copied | None], accept: bool) -> tuple[Origin, ...]:
+    """`p` None: nobody can tell; `accept`: foreign pictures are attributed all the same."""
+    found = []
+    for q, image in enumerate(copied):
+        own = None if p is None else float(p[q])
+        found.append(Origin(own, accept and own is not None and own < FOREIGN, *(image or ())))
+    return tuple(found)
+
 
 def summary(queries: Sequence[str], origins: Sequence[Origin] | None) -> dict[str, Any]:
     """For machines: which pictures are foreign, which were accepted although they are, which repeat what image.

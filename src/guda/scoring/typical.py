@@ -2,8 +2,8 @@
 
 A picture is described by the logarithms of the full model's KL terms, stratum by stratum of noise, less the smooth
 curve that such terms follow along t inside a stratum (a draw's timestep is random and says nothing of the picture),
-averaged over rounds. Its distance from the samples is Mahalanobis': too large or too small errors count alike, so noise (which
-the model cannot predict) and flat or blurred pictures (which it predicts too well) are both far out.
+averaged over rounds. Its distance from the samples is Mahalanobis': too large or too small errors count alike, so
+noise (which the model cannot predict) and flat or blurred pictures (which it predicts too well) are both far out.
 
     p = (1 + how many samples are at least as far out) / (1 + how many samples)
 
@@ -18,6 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from guda.diffusion.schedule import Schedule
+from guda.scoring.plan import Plan, stratified
+from guda.scoring.terms import Terms
+
 LEAST = 39  # samples; with fewer even the farthest picture has p > 1 / 40, and the covariance is not worth much
 
 STRATA, ROUNDS = 6, 2  # draws that describe a picture, whatever plan its scores have: one answer for every estimand
@@ -27,12 +31,21 @@ DEGREE = 3  # of the curve along t inside a stratum
 SHRINK = 0.1  # towards independent strata
 
 
+def typical_plan(schedule: Schedule, seed: int) -> Plan:
+    """The draws that describe a picture."""
+    return stratified(schedule, min(STRATA, schedule.t_max), seed, antithetic=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Described:
     """Full-model KL terms (positive) and their timesteps, both [pictures, R, S]."""
 
     kl: np.ndarray
     t: np.ndarray
+
+    @classmethod
+    def of_terms(cls, terms: Terms) -> Described:
+        return cls(terms.kl.transpose(1, 0, 2), terms.t.transpose(1, 0, 2))
 
     def __len__(self) -> int:
         return len(self.kl)
