@@ -9,7 +9,7 @@ Stored in the table of scores, one value per picture, so that every door gives t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ class Origin:
 
     @property
     def foreign(self) -> bool:
-        return self.typical_p is not None and self.typical_p < FOREIGN and not self.accepted
+        """Not of a copy: a model that memorised an image predicts it better than its other pictures, which is unusual
+        too."""
+        unusual = self.typical_p is not None and self.typical_p < FOREIGN
+        return unusual and not self.accepted and self.copy_of is None
 
     @property
     def remark(self) -> str:
@@ -50,8 +53,8 @@ def make_origins(p: Sequence[float] | None, copied: Sequence[Copied | None], acc
     """`p` None: nobody can tell; `accept`: foreign pictures are attributed all the same."""
     found = []
     for q, image in enumerate(copied):
-        own = None if p is None else float(p[q])
-        found.append(Origin(own, accept and own is not None and own < FOREIGN, *(image or ())))
+        origin = Origin(None if p is None else float(p[q]), False, *(image or ()))
+        found.append(replace(origin, accepted=accept and origin.foreign))
     return tuple(found)
 
 
@@ -61,7 +64,7 @@ def summary(queries: Sequence[str], origins: Sequence[Origin] | None) -> dict[st
     found = dict(zip(queries, origins or (), strict=False))
     return {
         "asked": any(o.typical_p is not None for o in found.values()),
-        "foreign": [q for q, o in found.items() if o.foreign and o.copy_of is None],
+        "foreign": [q for q, o in found.items() if o.foreign],
         "accepted": [q for q, o in found.items() if o.accepted],
         "copies": {q: o.copy_of for q, o in found.items() if o.copy_of is not None},
     }
