@@ -104,8 +104,9 @@ def attribute(
     `stop` races to a stop rule, `band` counts some timesteps only, `screen` chooses who races, all as `guda score`.
     `data`: the training images of a bank that was loaded from disk, which an importance plan and drift are measured
     on; without them the plan is stratified: the same estimand for more evaluations.
-    `average`: pictures that the model made, which excess scores by a bank are compared with. By default they are drawn
-    as a run draws its queries; text-to-image models need them given."""
+    `average`: pictures that the model made, which excess scores by a bank are compared with, and which tell pictures
+    that the model does not make (verdict `foreign`). For excess scores they are drawn by default, as a run draws its
+    queries; text-to-image models need them given."""
     queries = queries if isinstance(queries, Queries) else Queries.from_folder(queries)
     loaded = model if isinstance(model, Denoiser) else Denoiser.from_pretrained(model)
     if isinstance(source, Bank):
@@ -143,8 +144,11 @@ def _attribute_by_bank(
         raise GudaError("stop-with-band", "a race is over plain scores: leave out stop, or band and drift='subtract'")
     rule = None if stop is None else StopRule.parse(stop)
     check_drift(config)
-    if average is not None and not config.excess:
-        raise GudaError("bank-option-unsupported", "average=... is what excess scores are compared with: excess=True")
+    if average is not None and not config.excess and config.foreign == "skip":
+        raise GudaError(
+            "bank-option-unsupported",
+            "average=... is what excess scores are compared with, and foreign pictures told by: excess=True",
+        )
     if config.excess and average is None:
         average = draw_average(model, preset.queries)
     return score_bank(model, bank, queries, config, data, bank.prompts, rule, band, average)

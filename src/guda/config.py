@@ -219,6 +219,11 @@ class ScoringConfig(Config):
         "keep",
         description="`subtract` removes the average effect on *other* groups' images from every unlearned score.",
     )
+    foreign: Literal["refuse", "accept", "skip"] = Field(
+        "refuse",
+        description="Pictures that the model does not make: refuse to name a group, accept them all the same (recorded "
+        "in the scores), or skip the question.",
+    )
     reference: int = Field(20, ge=2, description="Training images per group on which health and drift are measured.")
 
 

@@ -31,7 +31,15 @@ PLAIN: dict[str, Any] = {
     "model": {"net": "mlp", "options": {"width": 32, "depth": 1}, "scheduler": "squaredcos_cap_v2:100"},
     "training": {"steps": 30, "batch": 32, "warmup": 5, "checkpoint_every": 15},
     "queries": {"n": 7, "steps": 4},
-    "scoring": {"plan": "importance", "strata": 5, "rounds": 2, "block": 16, "shard": 5, "reference": 3},
+    "scoring": {
+        "plan": "importance",
+        "strata": 5,
+        "rounds": 2,
+        "block": 16,
+        "shard": 5,
+        "reference": 3,
+        "foreign": "skip",
+    },
     "likelihood": {"steps": 4, "n": 5, "block": 3},
     "evaluation": {"resamples": 30},
 }
@@ -61,7 +69,7 @@ TEXT: dict[str, Any] = {
     "methods": {"logo": {"seeds": [1]}, "anchors-weighted": ANCHORED, "anchors-removed": ANCHORED,
                 "similarity-pixel": {}},
     "queries": {"seed": 42, "steps": 2, "objects": 1},
-    "scoring": {"strata": 3, "rounds": 2, "block": 8, "shard": 4},
+    "scoring": {"strata": 3, "rounds": 2, "block": 8, "shard": 4, "foreign": "skip"},
     "evaluation": {"resamples": 20},
 }  # fmt: skip
 

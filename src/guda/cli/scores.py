@@ -37,14 +37,17 @@ def score(
     band: Annotated[
         str | None, typer.Option(help="Use only these timesteps, e.g. 100:1000; the estimand changes and is labelled.")
     ] = None,
-    changes: Changes = fields(ScoringConfig, "estimand", "excess", "rounds", "strata", "drift"),
+    changes: Changes = fields(ScoringConfig, "estimand", "excess", "rounds", "strata", "drift", "foreign"),
     groups: Groups = None,
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
     """Attribute pictures: a score per group, with 95 % intervals."""
     from guda import steps
+    from guda.methods.origin import why_unknown
+    from guda.methods.terms import load_queries
     from guda.run.run import Run
+    from guda.scoring import origin
     from guda.scoring.reading import direction_text
 
     folder = Run.open(run)
@@ -68,6 +71,10 @@ def score(
             lines.append(f"  {evals:,.0f} evaluations per picture on average{also}")
         shown = found.queries[:5]
         for query in shown:
+            said = found[query].verdict()
+            if said.kind in ("foreign", "copy"):
+                lines.append(f"  {query}: {said.text}")
+                continue
             levels = ["   ".join(str(g) for g in s[query].top(top)) for s in (*above, found)]
             first = found[query].top()[0]
             levels[-1] += f"   ({way})" if (way := direction_text(first.group, first.direction)) else ""
@@ -79,8 +86,14 @@ def score(
             clear = int(null.clears(found).sum())
             lines.append(f"  {null.sentence(found.unit)};")
             lines.append(f"  the first group is above that for {clear} of {len(found.queries)} pictures")
+    come = next(iter(results.values())).origins
+    told = origin.summary(load_queries(folder, chosen).ids, come)
+    lines += origin.sentences(told, len(come or ()))
+    if come is not None and not told["asked"]:
+        lines.append(f"Not asked whether the model makes such pictures: {why_unknown(folder)}")
     value = {
         "queries": chosen,
+        "origins": None if come is None else told,
         "scores": {
             m: {
                 "path": str(steps.scores_path(folder, chosen, m, variant)),

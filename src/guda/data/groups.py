@@ -229,6 +229,11 @@ class Groups:
                 f"unknown group {name!r}; the groups are {choices(self.names)}{suggestion(name, self.names)}",
             ) from None
 
+    def of_image(self, image: int, among: Sequence[str] = ()) -> str:
+        """The groups of one image, joined by " + ": those `among` these, or else the leaves."""
+        its = [self.names[k] for k in np.flatnonzero(self.membership[image])]
+        return " + ".join([n for n in its if n in among] or [n for n in its if n in self.leaf_names] or its)
+
     def members(self, k: int) -> np.ndarray:
         """Indices of the images in group k: D_k, the forget set."""
         return np.flatnonzero(self.membership[:, self._column(k)])

@@ -21,6 +21,7 @@ from guda.run.models import load_model, model_digest, model_files, run_schedule
 from guda.run.plan import run_plan, run_settings
 from guda.run.run import Run
 from guda.run.task import Task
+from guda.scoring.plan import Plan
 from guda.scoring.scorer import Scorer, families, shard_names
 from guda.unlearning.bank import Counterfactual, Workbench
 from guda.unlearning.rule import Rule, RuledDenoiser, read_rule
@@ -140,18 +141,21 @@ def _cached_digest(path: str, mtime: int, size: int) -> str:
     return digest_file(Path(path))
 
 
-def terms_folder(run: Run, race: str | None = None) -> str:
+def terms_folder(run: Run, race: str | None = None, plan: Plan | None = None) -> str:
     """Everything that decides the last bits: plan, block, precision; raced terms are packed by their own history,
     which `race` names."""
-    name = f"{run_plan(run).key}-{run_settings(run).key}"
+    name = f"{(plan or run_plan(run)).key}-{run_settings(run).key}"
     return f"terms/{name}" if race is None else f"terms/{name}-race-{race}"
 
 
-def run_scorer(run: Run, race: str | None = None, estimand: str | None = None) -> Scorer[ModelRef]:
-    """The scorer over the run's folder; `race` as of `terms_folder`, `estimand` other than the recipe's."""
+def run_scorer(
+    run: Run, race: str | None = None, estimand: str | None = None, plan: Plan | None = None
+) -> Scorer[ModelRef]:
+    """The scorer over the run's folder; `race` as of `terms_folder`, `estimand` and `plan` other than the recipe's."""
     return Scorer(
-        run_plan(run), run_settings(run), run_schedule(run), Bench(run), FolderParts(run.root),
-        run.recipe.scoring.shard, terms_folder(run, race), path=(estimand or run.recipe.scoring.estimand) == "path",
+        plan or run_plan(run), run_settings(run), run_schedule(run), Bench(run), FolderParts(run.root),
+        run.recipe.scoring.shard, terms_folder(run, race, plan),
+        path=(estimand or run.recipe.scoring.estimand) == "path",
     )  # fmt: skip
 
 

@@ -94,7 +94,9 @@ class MethodView:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         floor = 0.0 if self.null is None else self.null
-        return [verdict(self.scores[query].ranked, self.digits, floor) for query in self.scores.queries]
+        return [
+            verdict(picture.ranked, self.digits, floor, picture.origin, picture.validation) for picture in self.scores
+        ]
 
     @cached_property
     def per_verdicts(self) -> list[Verdict]:
@@ -112,6 +114,8 @@ class MethodView:
                     for rank, g in enumerate(order[q], 1)
                 ],
                 self.per_digits,
+                origin=self.scores[q].origin,
+                validation=self.scores.validation,
             )
             for q in range(len(score))
         ]
@@ -182,9 +186,10 @@ class MethodView:
         return make_row(g, found, scale, self.digits, more)
 
     def group_lines(self, exemplars: Sequence[tuple[str, ...]]) -> list[GroupLine]:
-        first = Counter(int(g) for g in self.order[:, 0])
+        named = [v.kind != "foreign" for v in self.verdicts]  # a foreign picture names no group
+        first = Counter(int(g) for g in self.order[named, 0])
         clear = Counter(int(g) for g, v in zip(self.order[:, 0], self.verdicts, strict=True) if v.kind == "stands-out")
-        n = len(self.scores.queries)
+        n = max(1, sum(named))
         lines = []
         for g, name in enumerate(self.scores.groups):
             own = self.scores.own[:, g]  # a score that a screen lent says nothing of this group

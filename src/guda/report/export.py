@@ -9,7 +9,8 @@ JSON, schema "guda-report/1":
     level                   of the intervals lo, hi, rank_lo, rank_hi
     digests                 {what: SHA-256} of weights, data, pictures, files of scores
     groups                  [{name, images}]
-    pictures                [{id, prompt, oracle_first}]
+    pictures                [{id, prompt, oracle_first, origin}]; origin: {typical_p, accepted, copy_of, copy_group,
+                            copy_distance} (scoring/origin.py), or null where it was not asked
     methods                 [{id, about, unit, sign, estimand, placebo, cost, calibration, answers}]
         placebo             {placebos, images, median, q95, first_above, of} or null
         cost                {fit_seconds, query_seconds, query_stderr, fit_evals, query_evals, ...} or null
@@ -48,9 +49,11 @@ SCHEMA = "guda-report/1"
 
 FIGURES = ("score", "stderr", "lo", "hi", "p_first", "rank_lo", "rank_hi", "elbo", "elbo_stderr", "n_evals")
 
+ORIGIN = ("typical_p", "accepted", "copy_of", "copy_group", "copy_distance")  # of the picture
+
 COLUMNS = (
     "query", "prompt", "method", "group", "rank", "score", "unit", "stderr", "lo", "hi", "p_first", "rank_lo",
-    "rank_hi", "elbo", "elbo_stderr", "verdict", "n_evals",
+    "rank_hi", "elbo", "elbo_stderr", "verdict", "n_evals", *ORIGIN,
 )  # fmt: skip
 
 
@@ -72,11 +75,15 @@ def write_csv(content: Content, path: Path) -> Path:
     for view in content.views:
         for q, query in enumerate(content.queries.ids):
             same = {"query": query, "prompt": prompts[q] if prompts else None, "method": view.id, "unit": view.unit,
-                    "verdict": view.verdicts[q].kind}  # fmt: skip
+                    "verdict": view.verdicts[q].kind, **(_origin(view, q) or {})}  # fmt: skip
             for rank, g in enumerate(view.order[q], 1):
                 writer.writerow(same | {"group": view.scores.groups[g], "rank": rank} | _figures(view, q, int(g)))
     write_text(path, text.getvalue())
     return path
+
+
+def _origin(view: MethodView, q: int) -> dict[str, Any] | None:
+    return None if view.scores.origins is None else view.scores.origins[q].to_json()
 
 
 def to_json(content: Content) -> dict[str, Any]:
@@ -96,7 +103,8 @@ def to_json(content: Content) -> dict[str, Any]:
             {"name": n, "images": int(s)} for n, s in zip(names, content.data.groups.sizes, strict=True)
         ],
         "pictures": [
-            {"id": query, "prompt": prompts[q] if prompts else None, "oracle_first": names[first[q]] if first else None}
+            {"id": query, "prompt": prompts[q] if prompts else None, "oracle_first": names[first[q]] if first else None,
+             "origin": _origin(content.view, q)}
             for q, query in enumerate(content.queries.ids)
         ],
         "methods": [

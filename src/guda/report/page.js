@@ -176,7 +176,7 @@
     list.classList.toggle("nulled", line !== null);
     if ($("null-key")) $("null-key").hidden = line === null;
     const kinds = Object.keys(D.labels).map((k) => [shown.filter((s) => s.kind === k).length, D.labels[k].toLowerCase(), k]);
-    $("tally").textContent = `${m.id}${per ? ", per 1,000 images" : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && k !== "unmeasured")).map(([n, label]) => `${n} ${label}`).join(", ")}${per && m.null !== null ? " (placebo groups have one size and are not taken into account here)" : ""}.`;
+    $("tally").textContent = `${m.id}${per ? ", per 1,000 images" : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && !["unmeasured", "foreign", "copy"].includes(k))).map(([n, label]) => `${n} ${label}`).join(", ")}${per && m.null !== null ? " (placebo groups have one size and are not taken into account here)" : ""}.`;
     $("view").disabled = !m.perVerdicts;
     arrange();
   };
@@ -189,7 +189,7 @@
     let n = 0;
     for (const card of order) {
       const s = shown[card.q];
-      const keep = (group === "" || s.rows[0].g === +group) && (kind === "" || s.kind === kind) && words.every((w) => D.queries[card.q].includes(w));
+      const keep = (group === "" || (s.rows[0].g === +group && s.kind !== "foreign")) && (kind === "" || s.kind === kind) && words.every((w) => D.queries[card.q].includes(w));
       card.el.hidden = !keep;
       n += keep;
     }

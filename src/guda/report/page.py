@@ -26,6 +26,7 @@ from guda.report.cards import PER, MethodView
 from guda.report.content import Content
 from guda.report.pictures import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
 from guda.report.same_noise import Drawings, read_drawings
+from guda.run.data import load_data
 from guda.run.run import Run
 from guda.scoring.drift import SUBTRACTED
 from guda.scoring.reading import PATH_SIGN, READINGS, value
@@ -142,9 +143,20 @@ def _side_by_side(content: Content, q: int) -> dict[str, Any]:
     return {"rows": rows, "of": len(others), "agree": sum(shown[0][1] for shown in others)}
 
 
-def _cards(content: Content, side: int, drawings: Drawings | None, says: list[str]) -> list[dict[str, Any]]:
+def _copied(content: Content, symbols: Symbols) -> list[tuple[str, str] | None]:
+    """(symbol, id) of the training image that a picture nearly repeats; None: of no image."""
+    data, found = load_data(content.run), content.view.scores.origins or ()
+    ids = [None if origin.copy_of not in data.ids else origin.copy_of for origin in found]
+    shown = [None if i is None else (symbols.add(data.images[data.ids.index(i)], EXEMPLAR), i) for i in ids]
+    return shown or [None] * content.queries.n
+
+
+def _cards(
+    content: Content, side: int, drawings: Drawings | None, says: list[str], symbols: Symbols
+) -> list[dict[str, Any]]:
     view, queries, ranks = content.view, content.queries, content.view.scores.rank
     taught, first, ways = _taught(content), content.oracle_first, _ways(content)
+    copied = _copied(content, symbols)
     drawn = None if drawings is None else drawings.methods.get(view.id)
     return [
         {
@@ -155,6 +167,8 @@ def _cards(content: Content, side: int, drawings: Drawings | None, says: list[st
             "pretrained": None if taught is None else taught[q],
             "way": ways[q],
             "verdict": view.verdicts[q],
+            "remark": view.scores[q].origin.remark,
+            "copied": copied[q],
             "odds": view.told_odds(q),
             "direction": view.direction(q),
             # tooltips of folded groups would be a tenth of a large page; the numbers are in the rows
@@ -217,7 +231,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
     payload = _payload(content, exemplars, drawings, says)
     text = queries.n * (len(data.groups) * ROW + len(views) * LINE + CARD) + len(payload)
     left = WEIGHT - text - sum(len(uri) for _, uri in symbols.items())
-    cards = _cards(content, side_for(queries.n, min(BUDGET, left)), drawings, says)
+    cards = _cards(content, side_for(queries.n, min(BUDGET, left)), drawings, says, symbols)
     script = files("guda.report").joinpath("page.js").read_text("utf-8")
     digests = content.digests()
     return {

@@ -13,16 +13,18 @@ import numpy as np
 from guda.config import QueriesConfig, ScoringConfig
 from guda.data.images import ImageData
 from guda.data.queries import Queries
-from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.denoiser import Denoiser, encode_all
 from guda.diffusion.sampling import sample, sample_id
 from guda.diffusion.schedule import FlowSchedule
 from guda.errors import GudaError
 from guda.files import digest
 from guda.parts import MemoryParts
 from guda.scoring.bands import Bands
+from guda.scoring.copies import crowding, find_copied, nearest
 from guda.scoring.drift import Drift, draw_reference, measure, reference_index
 from guda.scoring.excess import Excess, check_drift, positions
 from guda.scoring.excess import average as average_of
+from guda.scoring.origin import Copied, Origin, make_origins
 from guda.scoring.pilot import measure_density
 from guda.scoring.plan import Plan, make_plan
 from guda.scoring.race import StopRule
@@ -30,6 +32,7 @@ from guda.scoring.race_rounds import evaluate_here, iter_rounds
 from guda.scoring.scorer import Scorer, Set, combine, contributions, networks
 from guda.scoring.scores import Scores
 from guda.scoring.settings import OutOfMemory, Settings, fastest
+from guda.scoring.typical import LEAST, ROUNDS, Described, typical_p, typical_plan
 from guda.unlearning.bank import Bank, Workbench
 from guda.unlearning.rule import Ruled, RuledDenoiser
 
@@ -86,14 +89,16 @@ def score_bank(
     band: str | None = None,
     average: Queries | None = None,
 ) -> Scores:
-    """`data`, `prompts`: the training images, which an importance plan and drift are measured on; `average`: samples of
-    the model, which excess scores are compared with."""
+    """`data`, `prompts`: the training images, which an importance plan and drift are measured on, and copies of which
+    are recognised; `average`: samples of the model, which excess scores are compared with, and which tell foreign
+    pictures from those that the model makes."""
     check_drift(config)
     queries.check_shape(model.image_shape)
     settings, _ = fastest(model, config.block)
     while True:
         try:
-            return _score(model, bank, queries, config, settings, data, prompts, stop, band, average)
+            scores = _score(model, bank, queries, config, settings, data, prompts, stop, band, average)
+            return replace(scores, origins=_origins(model, bank, queries, config, settings, data, average))
         except OutOfMemory:
             settings = settings.halved()
 
@@ -123,6 +128,39 @@ def _score(
     d = _paired(scorer, sets, queries, config, bands)
     names = {"method": method, "unit": "nats", "queries": queries.ids, "groups": tuple(bank)}
     return combine(d, scorer, sum(networks(scorer, sets)), bands, less, **names)
+
+
+def _origins(
+    model: Denoiser, bank: Bank, queries: Queries, config: ScoringConfig, settings: Settings, data: ImageData | None,
+    samples: Queries | None,
+) -> tuple[Origin, ...] | None:  # fmt: skip
+    """Where the pictures come from, as a run tells it (methods/origin.py), as far as samples and images are there."""
+    samples = None if samples is None or samples.n < LEAST else samples
+    if config.foreign == "skip" or (samples is None and data is None):
+        return None
+    p, copied = None, list[Copied | None]([None] * queries.n)
+    if samples is not None:
+        plan, full = typical_plan(model.schedule, config.seed), Member(None)
+        models = BankModels(model, bank)
+        scorer = Scorer(plan, settings, model.schedule, models, MemoryParts(), config.shard)
+
+        def describe(pictures: Queries) -> Described:
+            for shard in pictures.shards(config.shard):
+                scorer.evaluate(shard, [full], ROUNDS)
+            return Described.of_terms(scorer.read(pictures, full, ROUNDS))
+
+        p = typical_p(describe(samples), describe(queries), positions(queries, samples))
+    if data is not None:
+        images = _flat(model, data.images)
+        about = crowding(images)
+        own = None if samples is None else nearest(_flat(model, samples.images), images, None, about)
+        found = nearest(_flat(model, queries.images), images, None, about)
+        copied = find_copied(found, own, about, data, tuple(bank))
+    return make_origins(None if p is None else p.tolist(), copied, config.foreign == "accept")
+
+
+def _flat(model: Denoiser, images: np.ndarray) -> np.ndarray:
+    return encode_all(model, images).x0.flatten(1).float().cpu().numpy()
 
 
 def draw_average(model: Denoiser, config: QueriesConfig) -> Queries:

@@ -84,7 +84,8 @@ class QueryScores:
         return verdict(self.ranked, self.digits, floor, self.origin, self.validation)
 
     def __str__(self) -> str:
-        return "\n".join([self.query, *(f"  {g}" for g in self.ranked)])
+        told = [f"  {self.verdict().text}"] if self.origin.foreign or self.origin.copy_of is not None else []
+        return "\n".join([self.query, *told, *(f"  {g}" for g in self.ranked)])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -63,11 +63,11 @@ def verdict(
     """`ranked`: all groups of one picture, best first; scores must be above `floor` to count. `validation`: how answers
     by this method were compared with retraining."""
     note = validation or NOT_VALIDATED
-    if origin.foreign:
-        return Verdict("foreign", "this model does not make such pictures", f"{_unlike(origin)}; no attribution")
     if origin.copy_of is not None:
         return Verdict("copy", f"nearly repeats the training image {origin.copy_of}", _alike(origin),
                        (origin.copy_group or "",))  # fmt: skip
+    if origin.foreign:
+        return Verdict("foreign", "this model does not make such pictures", f"{_unlike(origin)}; no attribution")
     found = _by_scores(ranked, digits, floor)
     if found.kind == "stands-out" and (alike := [g.group for g in ranked if g.answer]) and alike != [ranked[0].group]:
         return Verdict("close", f"one of the groups {_listed(alike)}", f"{found.detail}, by the noise of scoring",

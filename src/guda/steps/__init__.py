@@ -26,6 +26,7 @@ from guda.steps.prompts import prompts_build, prompts_show
 from guda.steps.queries import add_queries, choose_or_add_queries, choose_queries, keep_queries
 from guda.steps.sanity import read_sanity, sanity
 from guda.steps.score import (
+    ask_origins,
     band_shares,
     evals_per_picture,
     placebo_null,
@@ -46,6 +47,7 @@ __all__ = [
     "Engine",
     "ablate",
     "add_queries",
+    "ask_origins",
     "band_shares",
     "change_groups",
     "change_queries",

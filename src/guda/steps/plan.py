@@ -29,6 +29,7 @@ from guda.errors import GudaError, choices
 from guda.files import read_json
 from guda.methods.base import get_method
 from guda.methods.elbo import has_counterfactuals
+from guda.methods.origin import comes_free, draws_samples, origins_asked, own_samples, term_tasks
 from guda.run.data import load_data, scored_groups
 from guda.run.models import architecture
 from guda.run.plan import needs_pilot, pilot_file, run_settings
@@ -109,10 +110,29 @@ def stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> list[Stage
             tasks, times = (score, _samples(sketch, n_queries)) if known is None else (known, 1)
             rows.append(Stage(f"score the average picture by {name}", new(tasks, averaged), times))
         rows.append(Stage(f"score {n_queries} queries by {name}", new(score), n_queries))
-    if sketch.excess and sketch.of is not None:  # of a recipe alone, the samples are the queries that are drawn anyway
+    rows += _origin_stages(sketch, methods, n_queries)
+    drawn_for = "the average picture" if sketch.excess else "comparison with the queries"
+    wanted = sketch.excess or (origins_asked(sketch) and draws_samples(sketch))
+    if wanted and sketch.of is not None:  # of a recipe alone, the samples are the queries that are drawn anyway
         drawn = new(sample_tasks(sketch, sketch.recipe.queries))
-        rows.insert(1, Stage(f"draw {_samples(sketch, n_queries)} samples for the average picture", drawn))
+        if drawn or sketch.excess:
+            rows.insert(1, Stage(f"draw {_samples(sketch, n_queries)} samples for {drawn_for}", drawn))
     return rows
+
+
+def _origin_stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> list[Stage]:
+    """The full model on the queries and on the run's own samples, where scoring does not leave that anyway."""
+    if not origins_asked(sketch) or not (sketch.excess or draws_samples(sketch) or own_samples(sketch)):
+        return []
+    if comes_free(sketch, [get_method(sketch, name) for name in methods]):
+        return []
+    rows = [Stage(f"check where {n_queries} queries come from", term_tasks(sketch, ONE), n_queries)]
+    if sketch.of is None:  # the queries are the samples
+        return rows
+    own = own_samples(sketch.of)
+    left = pending(sketch, term_tasks(sketch, ONE if own is None else own))
+    times = _samples(sketch, n_queries) if own is None else 1
+    return [*rows, *([Stage("full model on the samples compared with", left, times)] if left else [])]
 
 
 def _samples(sketch: Sketch, n_queries: int) -> int:

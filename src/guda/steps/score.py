@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,7 @@ from guda.errors import GudaError
 from guda.methods.base import METHODS, Method, get_method
 from guda.methods.descent import check_descent, descend
 from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.origin import draws_samples, origin_tasks, origins, origins_asked
 from guda.methods.pilot import pilot_tasks
 from guda.methods.race import check_race, iter_rounds, run_race
 from guda.methods.regroup import PLACEBO, fitted_placebos, placebo_size
@@ -59,6 +61,7 @@ def score(
             screener = [_screener(run, asked)]
 
     def raced() -> dict[str, Scores]:
+        ask_origins(run, queries, engine)
         if asked is not None and asked.method == TREE:
             for found in racing:
                 check_descent(found, rule, asked.keep)  # all of them before the first is raced; needs the pilot
@@ -77,6 +80,7 @@ def _race(
     name: str | None,
 ) -> Scores:  # fmt: skip
     scores = run_race(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
+    scores = replace(scores, origins=origins(run, queries))
     scores.write(scores_path(run, queries.name, found.method_id, name))
     return scores
 
@@ -84,7 +88,9 @@ def _race(
 def _descend(run: Run, queries: Queries, found: ElboMethod, rule: StopRule, screen: Screen, engine: Engine) -> Scores:
     """The last level where all scores of this kind are, the levels above it in folders of their own beside it."""
     name = variant(run, rule.name, None, screen=screen.name)
-    *above, last = descend(found, queries, rule, screen.keep, lambda tasks, title: engine(run, tasks, title))
+    levels = descend(found, queries, rule, screen.keep, lambda tasks, title: engine(run, tasks, title))
+    come = origins(run, queries)
+    *above, last = [replace(scores, origins=come) for scores in levels]
     for path in reversed(_level_paths(run, queries.name, found.method_id, name)):
         run.remove(path)  # of other groups that were asked about: perhaps there were more levels above those
     for depth, scores in enumerate(above, start=1):
@@ -133,7 +139,7 @@ def _prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callabl
         probe(run, load_model(run, "base"))
     while True:
         try:
-            if run.recipe.scoring.excess:
+            if run.recipe.scoring.excess and any(m.counterfactuals for m in methods):
                 engine(run, sample_tasks(run, run.recipe.queries), "sample the average picture")
                 collect_samples(run, run.recipe.queries, average_name(run))
             engine(run, pilot_tasks(run, methods), "pilot")
@@ -151,7 +157,19 @@ def _score(run: Run, queries: Queries, chosen: list[Method], engine: Engine, ban
         if null := fitted_placebos(found):
             tasks += null.score(queries, planned)
     engine(run, tasks, f"score {queries.name}")
+    ask_origins(run, queries, engine)  # afterwards: scoring may have left what it needs
     return {m.method_id: publish(run, queries, m, bands)[m.method_id] for m in chosen}
+
+
+def ask_origins(run: Run, queries: Queries | None, engine: Engine) -> None:
+    """Compute what tells where the pictures come from (methods/origin.py), unless the recipe skips it. `queries` None:
+    only what pictures are compared with."""
+    if not origins_asked(run):
+        return
+    if draws_samples(run):
+        engine(run, sample_tasks(run, run.recipe.queries), "sample pictures to compare with")
+        collect_samples(run, run.recipe.queries, average_name(run))
+    engine(run, origin_tasks(run, queries), "check where the pictures come from")
 
 
 def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterator[tuple[Scores, RaceResult]]:
@@ -162,9 +180,12 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
     found = check_race(get_method(run, method))
 
     def raced() -> Iterator[tuple[Scores, RaceResult]]:
-        for look in iter_rounds(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
-            yield look
-        look[0].write(scores_path(run, name, method, rule.name))
+        ask_origins(run, queries, engine)
+        come = origins(run, queries)
+        for scores, result in iter_rounds(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
+            told = replace(scores, origins=come)
+            yield told, result
+        told.write(scores_path(run, name, method, rule.name))
 
     yield from _prepared(run, [found], engine, raced)
 
@@ -175,6 +196,8 @@ def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = Non
         several = found.all_scores(queries, bands)
     else:
         several = {found.method_id: found.scores(queries, bands)}
+    come = origins(run, queries)
+    several = {name: replace(scores, origins=come) for name, scores in several.items()}
     for name, scores in several.items():
         scores.write(scores_path(run, queries.name, name, bands.slug if bands else None))
     _publish_placebos(run, queries, found, bands)

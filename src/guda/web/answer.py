@@ -15,6 +15,7 @@ from guda.methods.terms import load_queries
 from guda.report.cards import MethodView, Row, Scale
 from guda.report.page import EXEMPLARS, PLACEBO_SAYS, SHOWN, TINY
 from guda.report.pictures import EXEMPLAR, LARGEST, data_uri
+from guda.run.data import load_data
 from guda.scoring.race import StopRule
 from guda.scoring.verdict import Verdict
 from guda.table import percent, signed
@@ -71,6 +72,7 @@ def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None 
     value = to_json(shot, view)
     above = None if view.above is None or view.null is None else int(view.above[0])  # which of PLACEBO_SAYS
     where = "dashed line" if service.floor_set(method, shot.queries) == shot.queries else ELSEWHERE
+    foreign = shot.scores[0].origin.foreign
     html = render(
         "answer.html.j2",
         shot=shot,
@@ -86,9 +88,11 @@ def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None 
         leaders=_leaders(shot),
         out=_out(shot),
         leaving=_leaving(shot),
-        placebo=None if above is None or not shot.final else f"{PLACEBO_SAYS[above]} ({where})",
+        placebo=None if above is None or not shot.final or foreign else f"{PLACEBO_SAYS[above]} ({where})",
         below=above == 0,
         note=note,
+        remark=shot.scores[0].origin.remark,
+        copied=_copied(service, shot),
         top=[(g.group, data.groups.sizes[data.groups.index(g.group)], _pictures(data, g.group))
              for g in shot.scores[shot.picture].top(TOP)],
         name_width=int(np.clip(max(len(n) for n in data.groups.names) + 3, 4, 15)),
@@ -117,6 +121,12 @@ def state(shot: Snapshot) -> str:
     return {True: "Settled.", False: "Not settled: ran out of rounds or budget.", None: "Budget spent."}[shot.settled]
 
 
+def _copied(service: Service, shot: Snapshot) -> tuple[str, str] | None:
+    """(picture, id) of the training image that it nearly repeats."""
+    data, image = load_data(service.run), shot.scores[0].origin.copy_of
+    return None if image not in data.ids else (data_uri(data.images[data.ids.index(image)], LARGEST), str(image))
+
+
 def _spent(shot: Snapshot) -> str:
     rounds, groups = int(shot.rounds.max()), len(shot.scores.groups)
     text = f"{shot.evals:,} network evaluations"
@@ -130,12 +140,13 @@ def _spent(shot: Snapshot) -> str:
 def _said(shot: Snapshot, view: MethodView) -> Verdict:
     """During a race there is a leader, but no verdict yet."""
     found = view.verdicts[0]
-    return found if shot.final else replace(found, headline=f"so far: {found.headline}")
+    settled = shot.final or found.kind in ("foreign", "copy")  # known before the race
+    return found if settled else replace(found, headline=f"so far: {found.headline}")
 
 
 def _leaders(shot: Snapshot) -> str:
     """What a race for several places has settled; the verdict covers only the first place."""
-    if not (shot.final and shot.settled and shot.rule):
+    if not (shot.final and shot.settled and shot.rule) or shot.scores[0].origin.foreign:
         return ""
     rule = StopRule.parse(shot.rule)
     if rule.top == 1 or rule.confidence is None:

@@ -116,4 +116,6 @@ def line(service: Service, name: str, shot: Snapshot) -> tuple[str, ...]:
     """One picture as a row of HEADER."""
     view = service.view(shot)
     first = view.rows(0)[0]
+    if view.verdicts[0].kind == "foreign":
+        return (name, view.verdicts[0].headline, "", "", "", f"{shot.evals:,}")
     return (name, view.verdicts[0].headline, first.name, first.value, first.interval, f"{shot.evals:,}")

@@ -104,6 +104,7 @@ class Service:
         import pyarrow.dataset  # what reading the first table would import  # noqa: F401
 
         self.floor(self.method)
+        steps.ask_origins(run, None, run_inline)  # own samples and what is known of them
 
     def close(self) -> None:
         """Queued pictures are dropped; the current one stops after its current round of tasks."""
