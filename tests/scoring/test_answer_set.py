@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from refusals import refused
 
 from guda.scoring.answer_set import answer_sets, covered, interval_gaps, set_gaps, spreads, threshold
+from refusals import refused
 
 
 def world(rng: np.random.Generator, n: int, trainings: int, groups: int = 6) -> tuple[np.ndarray, np.ndarray]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from refusals import refused
 
 from guda.scoring.estimate import rank_columns
 from guda.scoring.training_noise import own_sampling, shrink, training_noise
+from refusals import refused
 
 
 def draw(

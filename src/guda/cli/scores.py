@@ -58,7 +58,7 @@ def score(
     chosen = steps.choose_or_add_queries(folder, queries, name)
     results = steps.score(folder, chosen, methods, engine, stop, band, screen)
     nulls = {m: steps.placebo_null(folder, chosen, m, variant) for m in results}
-    lines = []
+    lines, notes = [], {}
     for found in results.values():
         lines.append(f"{found.method} ({found.unit}; {found.sign}; {found.estimand})")
         above = steps.upper_levels(folder, chosen, found.method, variant)
@@ -79,6 +79,8 @@ def score(
             clear = int(null.clears(found).sum())
             lines.append(f"  {null.sentence(found.unit)};")
             lines.append(f"  the first group is above that for {clear} of {len(found.queries)} pictures")
+        notes[found.method] = found.validation or steps.calibration_note(folder, found.method, stop, band)
+        lines.append(f"  {notes[found.method]}")
     value = {
         "queries": chosen,
         "scores": {
@@ -86,6 +88,7 @@ def score(
                 "path": str(steps.scores_path(folder, chosen, m, variant)),
                 "unit": s.unit,
                 "estimand": s.estimand,
+                "validation": notes[m],
                 "placebo": null.to_json(s) if (null := nulls[m]) else None,
             }
             for m, s in results.items()
@@ -198,6 +201,33 @@ def show_function(found: Any, as_json: bool) -> None:
     title = f"Cosine with a retraining: first group / other groups, {found.pictures} pictures of {found.queries}"
     rows = [[row.band, *(f"{row.own[m].mean:+.2f} / {row.other[m].mean:+.2f}" for m in names)] for row in found.rows]
     Console().print(Table.of(title, ["t in", *names], rows, found.note).rich())
+
+
+@command
+def calibrate(
+    run: RunFolder,
+    method: Method = None,
+    n: Annotated[int, typer.Option("-n", help="Pictures to draw for it; none of them is reported on.", min=2)] = 100,
+    changes: Changes = fields(ScoringConfig, "estimand", "excess"),
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Calibrate answer sets against retraining: "one of these groups, 95 %"."""
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    steps.change_scoring(folder, **changes)
+    found = steps.calibrate(folder, engine, method, n)
+    lines = []
+    for name, (made, path) in found.items():
+        lines.append(f"{name}: {made.sentence}; {made.size:.1f} groups on average ({path})")
+        if made.threshold is None:
+            lines.append(
+                f"  {made.n} pictures are too few for {made.level:.0%}: every set has all groups; give -n 20 or more"
+            )
+    value = {name: made.model_dump(mode="json") | {"path": str(path)} for name, (made, path) in found.items()}
+    say(value, "\n".join(lines), as_json)
 
 
 @command

@@ -2,21 +2,21 @@
 
     s_qkm = mu_qk + b_km + e_qkm + sampling error          picture q, group k, training m = 1..M
 
-b is a constant of a group and a training, e belongs to the picture as well. All trainings are scored with the same draws
-(t, eps), so the sampling error that they share moves them together and cancels in their differences; only what is each
-training's own adds to their spread. Components by moments, over deviations from the mean of the trainings:
+b is a constant of a group and a training, e belongs to the picture as well. All trainings are scored with the same
+draws (t, eps), so the sampling error that they share moves them together and cancels in their differences; only what is
+each training's own adds to their spread. Components by moments, over deviations from the mean of the trainings:
 
     sigma_b^2   mean over pictures of a group's deviations, less what e adds to such a mean; never negative
     sigma_e^2   of every cell, from M - 1 degrees of freedom, drawn towards what is usual in its group: a weighted mean
                 of the two, weighted by degrees of freedom. How far the cells of a group differ beyond what M - 1
                 degrees explain (the variance of the logarithms of their variances) says what the usual value weighs.
 
-    one more training, scored with the same draws, lies within   mean_m s_qkm +- t sqrt((sigma_b^2 + sigma_e^2) (1 + 1/M))
-    the error of the mean over trainings is                      sqrt((sigma_b^2 + sigma_e^2 - own sampling) / M)
+    one more training, scored with the same draws:   mean_m s_qkm +- t sqrt((sigma_b^2 + sigma_e^2) (1 + 1/M))
+    error of the mean over trainings:                sqrt((sigma_b^2 + sigma_e^2 - own sampling) / M)
 
 where sigma_e^2 contains each training's own sampling error, and t has the degrees of freedom of the sum. Excess scores
-have (nearly) no b: the average picture takes it off. Trainings of one seed share a full model, so the groups' deviations
-are correlated; their correlation is taken over all pictures.
+have (nearly) no b: the average picture takes it off. Trainings of one seed share a full model, so the groups'
+deviations are correlated; their correlation is taken over all pictures.
 """
 
 from __future__ import annotations
@@ -98,6 +98,17 @@ def training_noise(scores: np.ndarray, sampling: np.ndarray | float = 0.0) -> Tr
         trainings, mean, constant, own, np.broadcast_to(sampling, mean.shape), np.where(total > 0, both, own_df),
         _correlation(standardised),
     )  # fmt: skip
+
+
+def left_out_coverage(scores: np.ndarray, level: float = LEVEL) -> np.ndarray:
+    """[Q]: how often a training's scores [M, Q, G] lie in what the others predict, over trainings and groups; M >= 3.
+
+    Predicting needs no sampling error: a training's own is in the spread of the others."""
+    inside = []
+    for m in range(len(scores)):
+        lo, hi = training_noise(np.delete(scores, m, axis=0)).predicted(level)
+        inside.append((lo <= scores[m]) & (scores[m] <= hi))
+    return np.asarray(np.mean(inside, axis=(0, 2)))
 
 
 def own_sampling(contributions: np.ndarray) -> np.ndarray:

@@ -78,15 +78,7 @@ def one_picture(scores: Scores, picture: str | None = None) -> Scores:
     if len(scores.queries) == 1:
         return scores
 
-    def row(array: np.ndarray | None) -> np.ndarray | None:
-        return None if array is None else array[q : q + 1]
-
-    evals = np.broadcast_to(scores.n_evals, scores.score.shape)[q : q + 1]
-    return Scores(
-        scores.method, scores.unit, scores.estimand, (scores.queries[q],), scores.groups, scores.score[q : q + 1],
-        evals, row(scores.stderr), row(scores.lo), row(scores.hi), row(scores.rank_lo), row(scores.rank_hi),
-        row(scores.p_first), row(scores.ranks), scores.sign,
-    )  # fmt: skip
+    return scores[q : q + 1]
 
 
 def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
@@ -105,7 +97,7 @@ def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
         "rule": snapshot.rule,
         "settled": snapshot.settled,
         "evaluations": snapshot.evals,
-        "verdict": {"kind": said.kind, "headline": said.headline, "detail": said.detail},
+        "verdict": {"kind": said.kind, "headline": said.headline, "detail": said.detail, "note": said.note},
         "placebo_floor": view.null,
         "groups": [
             {
