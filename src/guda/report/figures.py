@@ -27,8 +27,7 @@ from guda.files import atomic_path
 from guda.scoring.bars import draw_bars
 from guda.scoring.reading import axis_label
 from guda.scoring.scores import Scores
-from guda.scoring.verdict import verdict
-from guda.table import decimals, human_count
+from guda.table import human_count
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")  # grey for their yellow
 
@@ -223,7 +222,7 @@ def ranking(scores: Scores, query: str, image: np.ndarray, path: Path, oracle: s
     is clear of zero. `oracle`: the group that retraining puts first."""
     ranked = scores[query].ranked
     names = 0.075 * max(len(g.group) for g in ranked)
-    told = verdict(ranked, decimals(scores.score))
+    told = scores[query].verdict()
     with drawing(path, 6.2 + names, max(2.2, 0.9 + 0.24 * len(ranked))) as figure:
         left, axis = figure.subplots(1, 2, width_ratios=(1, 2.6 + 0.5 * names))
         left.imshow(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0), interpolation="nearest",

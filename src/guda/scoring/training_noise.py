@@ -10,6 +10,7 @@ each training's own adds to their spread. Components by moments, over deviations
     sigma_e^2   of every cell, from M - 1 degrees of freedom, drawn towards what is usual in its group: a weighted mean
                 of the two, weighted by degrees of freedom. How far the cells of a group differ beyond what M - 1
                 degrees explain (the variance of the logarithms of their variances) says what the usual value weighs.
+                What is usual goes with the size of the score.
 
     one more training, scored with the same draws:   mean_m s_qkm +- t sqrt((sigma_b^2 + sigma_e^2) (1 + 1/M))
     error of the mean over trainings:                sqrt((sigma_b^2 + sigma_e^2 - own sampling) / M)
@@ -87,7 +88,9 @@ def training_noise(scores: np.ndarray, sampling: np.ndarray | float = 0.0) -> Tr
         own[:], own_df[:] = (a.reshape(cells.shape) for a in shrink(cells.reshape(-1), df))
     else:
         for g in range(groups):
-            own[:, g], own_df[:, g] = shrink(cells[:, g], df)
+            size = _sizes(cells[:, g], mean[:, g])
+            own[:, g], own_df[:, g] = shrink(cells[:, g] / size, df)
+            own[:, g] *= size
     of_means, means_df = shrink((constants**2).sum(axis=0) / df, df)
     constant = np.maximum(of_means - own.mean(axis=0) / pictures, 0.0) if pictures > 1 else np.zeros(groups)
     total = constant + own
@@ -141,6 +144,18 @@ def shrink(variances: np.ndarray, df: float) -> tuple[np.ndarray, np.ndarray]:
     centre = logs.mean() - float(digamma(df / 2)) + np.log(df / 2)
     usual = float(np.exp(centre + digamma(weight / 2) - np.log(weight / 2)))
     return (weight * usual + df * variances) / (weight + df), np.full(len(variances), weight + df)
+
+
+def _sizes(variances: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """[N]: how the variances of a group's cells go with their scores, a least-squares fit of the logarithms. Scores of
+    pictures that the group matters for are larger, and so is what another training changes about them."""
+    usual, known = float(np.median(np.abs(mean))), variances > 0
+    if known.sum() < ALIKE or usual <= 0:
+        return np.ones(len(variances))
+    u = np.arcsinh(mean / usual)
+    features = np.stack([np.ones(len(u)), u, np.abs(u)], axis=1)
+    fitted, *_ = np.linalg.lstsq(features[known], np.log(variances[known]), rcond=None)
+    return np.asarray(np.exp(features @ fitted - fitted[0]))
 
 
 def _pooled(variances: np.ndarray, df: float) -> tuple[np.ndarray, np.ndarray]:

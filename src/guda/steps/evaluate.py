@@ -52,8 +52,11 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
     tuned = set(tuned_on(run, queries))
     if flattered := [m.method_id for m in methods if tuned & {m.method_id, *m.parts()}]:
         notes.append(f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter.")
-    found = replace(found, note=" ".join(notes))
-    costs, figures = {}, {}
+    trust: dict[str, float] = {}
+    if bands is None:
+        trust = _trust(run, queries, oracle, gold, {m.method_id: scores[m.method_id] for m in methods})
+    found = replace(found, note=" ".join(notes + _held(trust)))
+    costs, figures = {}, dict(trust)
     for method in [*methods, oracle]:
         m = method.method_id
         costs[m] = method_cost(run, name, method)
@@ -62,8 +65,6 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
             # other methods may have steps too, but not of a training
             if method.counterfactuals and (steps := getattr(method.config, "steps", None)):
                 figures[f"steps_ratio_vs_logo.{m}"] = need_training(run).steps / steps
-    if bands is None:
-        figures |= _trust(run, queries, oracle, gold, {m.method_id: scores[m.method_id] for m in methods})
     asked = run.recipe.evaluation
     rounds = oracle.round_values(queries, bands) if run.recipe.scoring.rounds > 1 else None
     entry = dataset_entry(
@@ -105,6 +106,23 @@ def _trust(
         figure = bootstrap_mean(values, config.resamples, config.seed)
         figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
     return figures
+
+
+def _held(trust: dict[str, float]) -> list[str]:
+    """The same in words, of what should hold for 95 %."""
+
+    def told(name: str) -> str:
+        return f"{trust[name]:.1%} [{trust[f'{name}.lo']:.1%}, {trust[f'{name}.hi']:.1%}]".replace("%", " %")
+
+    lines = []
+    for name in [name for name in trust if not name.endswith((".lo", ".hi"))]:
+        kind, _, method = name.partition(".")
+        if kind == "answer_set_coverage":
+            size = trust[f"answer_set_size.{method}"]
+            lines.append(f"95 % answer sets of {method} ({size:.1f} groups on average) held for {told(name)}.")
+        elif kind == "predictive_coverage":
+            lines.append(f"95 % predictive intervals of {method} held for {told(name)}.")
+    return lines
 
 
 def _shares(run: Run, queries: Queries, other: str) -> bool:
