@@ -254,6 +254,9 @@ class EvaluationConfig(Config):
         0, ge=0, description="Random placebo groups that every operator also unlearns, as a null reference."
     )
     health: bool = Field(False, description="Also measure leakage and drift of every method.")
+    calibration: int = Field(
+        0, ge=0, description="Pictures of their own on which the demo calibrates answer sets against retraining; 0: no."
+    )
 
 
 def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:

@@ -54,6 +54,7 @@ def _root(
 
 for _command in (
     runs.demo, runs.init, runs.train, runs.fit, runs.sample, scores.score, scores.evaluate, scores.sanity,
+    scores.calibrate,
     scores.health, scores.likelihood, runs.plan, results.report, runs.status, runs.methods, results.figure,
 ):  # fmt: skip
     app.command()(_command)

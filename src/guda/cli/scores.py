@@ -61,7 +61,7 @@ def score(
     chosen = steps.choose_or_add_queries(folder, queries, name)
     results = steps.score(folder, chosen, methods, engine, stop, band, screen)
     nulls = {m: steps.placebo_null(folder, chosen, m, variant) for m in results}
-    lines = []
+    lines, notes = [], {}
     for found in results.values():
         lines.append(f"{found.method} ({found.unit}; {found.sign}; {found.estimand})")
         above = steps.upper_levels(folder, chosen, found.method, variant)
@@ -86,6 +86,8 @@ def score(
             clear = int(null.clears(found).sum())
             lines.append(f"  {null.sentence(found.unit)};")
             lines.append(f"  the first group is above that for {clear} of {len(found.queries)} pictures")
+        notes[found.method] = found.validation or steps.calibration_note(folder, found.method, stop, band)
+        lines.append(f"  {notes[found.method]}")
     come = next(iter(results.values())).origins
     told = origin.summary(load_queries(folder, chosen).ids, come)
     lines += origin.sentences(told, len(come or ()))
@@ -99,6 +101,7 @@ def score(
                 "path": str(steps.scores_path(folder, chosen, m, variant)),
                 "unit": s.unit,
                 "estimand": s.estimand,
+                "validation": notes[m],
                 "placebo": null.to_json(s) if (null := nulls[m]) else None,
             }
             for m, s in results.items()
@@ -239,6 +242,33 @@ def sanity(
 
     Console().print(table(found).rewrite(lambda _, cell: cell.replace(" [", "\n[")).rich())
     print("\n".join(verdict_lines(found)))
+
+
+@command
+def calibrate(
+    run: RunFolder,
+    method: Method = None,
+    n: Annotated[int, typer.Option("-n", help="Pictures to draw for it; none of them is reported on.", min=2)] = 100,
+    changes: Changes = fields(ScoringConfig, "estimand", "excess"),
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Calibrate answer sets against retraining: "one of these groups, 95 %"."""
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    steps.change_scoring(folder, **changes)
+    found = steps.calibrate(folder, engine, method, n)
+    lines = []
+    for name, (made, path) in found.items():
+        lines.append(f"{name}: {made.sentence}; {made.size:.1f} groups on average ({path})")
+        if made.threshold is None:
+            lines.append(
+                f"  {made.n} pictures are too few for {made.level:.0%}: every set has all groups; give -n 20 or more"
+            )
+    value = {name: made.model_dump(mode="json") | {"path": str(path)} for name, (made, path) in found.items()}
+    say(value, "\n".join(lines), as_json)
 
 
 @command

@@ -30,6 +30,7 @@ from guda.scoring.bands import Bands
 from guda.scoring.drift import Drift
 from guda.scoring.excess import Excess
 from guda.scoring.scores import Scores
+from guda.scoring.training_noise import TrainingNoise
 from guda.unlearning.bank import file_name
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class ElboMethod(Method):
         """One set per retraining; unlearned methods have one."""
 
     def seed_sets(self) -> dict[int, Set]:
-        """Of retrainings, each set by its seed; else nothing."""
+        """Of retrainings and of unlearnings by several seeds, each set by its seed; else nothing."""
         return {}
 
     def on(self, grouping: Grouping) -> Self:
@@ -150,11 +151,21 @@ class ElboMethod(Method):
         """Paired nats [R, Q, G, S], the mean over sets."""
         return scorer.contributions(sets, self.groups, read, self.shares)
 
+    def _less(self, queries: Queries, sets: list[Set], bands: Bands | None) -> Drift | None:
+        """What is taken off the scores."""
+        return self.excess(queries, sets, bands) if self.run.recipe.scoring.excess else self.drift(bands)
+
+    def noise(self, queries: Queries, sets: list[Set], read: Reader, bands: Bands | None) -> TrainingNoise | None:
+        """The randomness of training, where these are the sets of several seeds."""
+        if len(sets) < 2 or sets != list(self.seed_sets().values()):
+            return None
+        less = [self._less(queries, [one], bands) for one in sets]
+        return scorer.seed_noise(sets, self.groups, read, less)
+
     def combine(self, queries: Queries, sets: list[Set], name: str, read: Reader, bands: Bands | None) -> Scores:
-        wanted = self.run.recipe.scoring.excess
         return scorer.combine(
             self.contributions(sets, read), read.scorer, sum(scorer.networks(read.scorer, sets)), bands,
-            self.excess(queries, sets, bands) if wanted else self.drift(bands),
+            self._less(queries, sets, bands), self.noise(queries, sets, read, bands),
             method=name, unit=self.unit, queries=queries.ids, groups=self.groups,
             **scorer.directions(sets, self.groups, read, self.shares),
         )  # fmt: skip

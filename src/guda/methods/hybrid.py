@@ -33,6 +33,11 @@ class HybridConfig(Config):
     share: float = Field(0.2, ge=0, le=1, description="What the tuned models count for below the edge.")
 
 
+def _one_model(found: ElboMethod) -> bool:
+    """Whether it has one counterfactual per group, or one for each of several seeds, of which the first counts."""
+    return len(found.sets()) == 1 or (found.unlearns and bool(found.seed_sets()))
+
+
 @method("hybrid")
 class Hybrid(ElboMethod):
     Config = HybridConfig
@@ -44,7 +49,7 @@ class Hybrid(ElboMethod):
         self.halves: list[ElboMethod] = []
         for name in (config.tuned, config.rule):
             found = get_method(run, name) if name != method_id else None
-            if found is None or not has_counterfactuals(found) or len(found.sets()) != 1:
+            if found is None or not has_counterfactuals(found) or not _one_model(found):
                 raise GudaError(
                     "hybrid-method-unsupported",
                     f"methods.{method_id}: {name!r} is not a method with one counterfactual per group",

@@ -44,6 +44,7 @@ class Grouping(Config, ABC):
 
     suffix: ClassVar[str] = ""  # of the method's id, which names scores and times
     drifts: ClassVar[bool] = True  # False: drift has no part in what is compared
+    repeated: ClassVar[bool] = True  # False: unlearned once, whatever the number of seeds
 
     @property
     @abstractmethod
@@ -87,6 +88,7 @@ class Placebos(Grouping):
     """Random groups placebo-0, placebo-1, ... of `size` images each."""
 
     suffix = PLACEBO
+    repeated = False
     n: int
     size: int
     seed: int

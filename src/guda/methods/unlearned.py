@@ -40,8 +40,28 @@ class Unlearned(ElboMethod):
     def regroupable(self) -> bool:
         return self.operator.regroupable
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Placebos have one: what random groups score must not depend on how often they are repeated."""
+        once = self.grouping is not None and not self.grouping.repeated
+        return (self.config.seed,) if once or not self.config.seeds else self.config.seeds
+
+    @property
+    def folder(self) -> str:
+        # seeds are not part of the name: adding one keeps the others
+        return self.artifact(**{k: v for k, v in self.config.model_dump(mode="json").items() if k != "seeds"})
+
+    def file(self, group: str, seed: int | None = None) -> str:
+        """Of the settings' own seed, the file is where it is without `seeds`."""
+        return super().file(group, None if seed == self.config.seed else seed)
+
     def sets(self) -> list[Set]:
-        return [(ModelRef("base"), {g: ModelRef("base", self.file(g)) for g in self.groups})]
+        return [
+            (ModelRef("base"), {g: ModelRef("base", self.file(g, seed)) for g in self.groups}) for seed in self.seeds
+        ]
+
+    def seed_sets(self) -> dict[int, Set]:
+        return dict(zip(self.seeds, self.sets(), strict=True)) if len(self.seeds) > 1 else {}
 
     def check(self) -> None:
         check_kind(self.id, architecture(self.run).conditional)
@@ -76,20 +96,23 @@ class Unlearned(ElboMethod):
         before = conditional_tasks(self.run) if self.operator.needs_conditional else []
         needs = model_files(self.run, "base") + tuple(path for task in before for path in task.makes)
         needs += prompt_files(self.run)
-        return before + [
-            Task(
-                name=f"fit {self.id} without {group}", stage=f"fit/{self.method_id}",
+        config = self.config.model_copy(update={"seeds": ()}).model_dump(mode="json")
+
+        def task(group: str, seed: int) -> Task:
+            further = {} if seed == self.config.seed else {"seed": seed}
+            said = "".join(f", seed {s}" for s in further.values())
+            return Task(
+                name=f"fit {self.id} without {group}{said}", stage=f"fit/{self.method_id}",
                 fn="guda.methods.unlearned:fit_group",
-                args={"method": self.id, "config": self.config.model_dump(mode="json"), "group": group,
-                      "grouping": task_grouping(self)},
-                makes=(self.file(group),), needs=needs, cost=float(self.fit_evals() * self.passes(group)),
+                args={"method": self.id, "config": config, "group": group, "grouping": task_grouping(self)} | further,
+                makes=(self.file(group, seed),), needs=needs, cost=float(self.fit_evals() * self.passes(group)),
                 store=self.config.store,
-            )
-            for group in self.nodes()
-        ]  # fmt: skip
+            )  # fmt: skip
+
+        return before + [task(group, seed) for seed in self.seeds for group in self.nodes()]
 
     def fitted(self) -> bool:
-        return all(self.run.has(self.file(group)) for group in self.groups)
+        return all(self.run.has(self.file(group, seed)) for seed in self.seeds for group in self.groups)
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         tasks = super().score(queries, planned)
@@ -120,19 +143,24 @@ METHODS.derive(OPERATORS, unlearned_method)
 
 
 def fit_group(
-    run: Run, method: str, config: dict[str, Any], group: str, grouping: dict[str, Any] | None = None
-) -> None:
-    """The settings come with the task, not from the recipe: tuning and ablations fit the same operator with several."""
+    run: Run, method: str, config: dict[str, Any], group: str, grouping: dict[str, Any] | None = None,
+    seed: int | None = None,
+) -> None:  # fmt: skip
+    """The settings come with the task, not from the recipe: tuning and ablations fit the same operator with several.
+
+    `seed`: another than that of the settings."""
     found, conditional = regrouped(make_method(run, method, config), grouping), None
     if OPERATORS[method].needs_conditional:
         conditional = load_model(run, conditional_name(need_training(run).seed))
     notes: dict[str, Any] = {}
     model, prompts = load_model(run, "base"), None if run.recipe.prompts is None else load_prompts(run)
     latents, _ = training_inputs(run, model, flips(found.config))
-    settings = found.config.model_copy(update={"steps": round(found.config.steps * found.passes(group))})
+    settings = found.config.model_copy(
+        update={"steps": round(found.config.steps * found.passes(group))} | ({} if seed is None else {"seed": seed})
+    )
     data = replace(load_data(run), groups=found.regrouped(group))
     made = unlearn_group(model, data, group, method, settings, progress.tick, conditional, notes, prompts, latents)
-    path = run.path(found.file(group))
+    path = run.path(found.file(group, seed))
     if notes:  # first: the counterfactual says that the task is done
         write_json(path.with_suffix(".json"), notes)
     made.save(path)

@@ -19,7 +19,7 @@ from guda.scoring.null import Null
 from guda.scoring.reading import LOG_UNIT, axis_label, direction_text
 from guda.scoring.scores import GroupScore, Scores
 from guda.scoring.verdict import Kind, Verdict, verdict
-from guda.table import decimals, measured, probability, signed
+from guda.table import decimals, interval, measured, probability, signed
 
 PER = 1000  # images
 
@@ -94,9 +94,7 @@ class MethodView:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         floor = 0.0 if self.null is None else self.null
-        return [
-            verdict(picture.ranked, self.digits, floor, picture.origin, picture.validation) for picture in self.scores
-        ]
+        return [self.scores[query].verdict(floor) for query in self.scores.queries]
 
     @cached_property
     def per_verdicts(self) -> list[Verdict]:
@@ -130,8 +128,20 @@ class MethodView:
         p = self.scores.p_first
         return None if p is None or np.isnan(p).all() else np.take_along_axis(p, self.order[:, :1], 1)[:, 0]
 
-    def odds(self, q: int) -> list[tuple[int, float]]:
-        """(group, probability of being first) of those that may well be, most probable first."""
+    @property
+    def odds_label(self) -> str:
+        """What stands before a picture's most probable groups. A calibrated set says what retraining would; else the
+        probability is of the noise of scoring, unless the spread over trainings is known."""
+        if self.scores.answer is not None:
+            return "retraining puts one of these groups first (95 % of pictures)"
+        given = "over trainings" if self.scores.stderr_training is not None else "given these models"
+        return f"probability of being first, {given}"
+
+    def odds(self, q: int) -> list[tuple[int, float | None]]:
+        """(group, probability of being first) of those that may well be, most probable first; of a calibrated answer
+        set its groups, best first, without probabilities."""
+        if self.scores.answer is not None:
+            return [(int(g), None) for g in self.order[q] if self.scores.answer[q, g]]
         if self.scores.p_first is None:
             return []
         p = self.scores.p_first[q]
@@ -139,7 +149,8 @@ class MethodView:
 
     def told_odds(self, q: int) -> list[tuple[str, str]]:
         """The same in words: (group, probability)."""
-        return [(self.scores.groups[g], probability(p)) for g, p in self.odds(q)[:ODDS]]
+        most = ODDS if self.scores.answer is None else None
+        return [(self.scores.groups[g], "" if p is None else probability(p)) for g, p in self.odds(q)[:most]]
 
     def counts(self) -> dict[Kind, int]:
         """Pictures per verdict; the three that intervals alone decide are counted even where there are none."""
@@ -183,6 +194,9 @@ class MethodView:
         found = self.scores.cell(q, g)
         if found.p_first is not None:
             more += f"; first with probability {probability(found.p_first)}"
+        if found.predicted_lo is not None and found.predicted_hi is not None:
+            between = interval(found.predicted_lo, found.predicted_hi, self.digits)
+            more += f"; another training would score {between} (95 %)"
         return make_row(g, found, scale, self.digits, more)
 
     def group_lines(self, exemplars: Sequence[tuple[str, ...]]) -> list[GroupLine]:
@@ -217,7 +231,7 @@ class MethodView:
             return [[None if np.isnan(v) else float(f"{v:.9g}") for v in row] for row in values]
 
         def said(verdicts: list[Verdict]) -> list[list[str]]:
-            return [[v.kind, v.headline, v.detail] for v in verdicts]
+            return [[v.kind, v.headline, v.detail, v.note] for v in verdicts]
 
         score = table(self.scores.score)
         return {
@@ -231,8 +245,10 @@ class MethodView:
             "directions": None if self.scores.elbo is None else
             [self.direction(q) for q in range(len(self.scores.queries))],
             "null": self.null, "above": None if self.above is None else self.above.tolist(),
-            "odds": None if self.scores.p_first is None else
-            [[[g, float(f"{p:.3g}")] for g, p in self.odds(q)] for q in range(len(self.scores.queries))],
+            "odds": None if self.scores.p_first is None and self.scores.answer is None else
+            [[[g, None if p is None else float(f"{p:.3g}")] for g, p in self.odds(q)]
+             for q in range(len(self.scores.queries))],
+            "oddsLabel": self.odds_label, "answers": self.scores.answer is not None,
             "digits": self.digits, "width": self.width(), "verdicts": said(self.verdicts),
             "perDigits": self.per_digits, "perWidth": self.width(PER / self.sizes, self.per_digits),
             "perVerdicts": said(self.per_verdicts) if self.per_image else None,

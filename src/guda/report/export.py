@@ -15,8 +15,9 @@ JSON, schema "guda-report/1":
         placebo             {placebos, images, median, q95, first_above, of} or null
         cost                {fit_seconds, query_seconds, query_stderr, fit_evals, query_evals, ...} or null
         calibration         {by_probability, by_verdict}: [{claim, k, n, lo, hi, said}], or null
-        answers             one per picture, in order: {verdict: {kind, headline, detail}, groups: best first,
-                            [{group, rank, score, stderr, lo, hi, p_first, rank_lo, rank_hi, n_evals}]}
+        answers             one per picture, in order: {verdict: {kind, headline, detail, note}, groups: best first,
+                            [{group, rank, score, stderr, lo, hi, p_first, rank_lo, rank_hi, stderr_training,
+                            predicted_lo, predicted_hi, answer, n_evals}]}
     evaluation              the run's evaluation.json of this set (schema guda-results/1, one entry), or null
     health                  {method: leakage and drift, as in RUN/health/}
 
@@ -47,13 +48,17 @@ from guda.report.content import Content
 
 SCHEMA = "guda-report/1"
 
-FIGURES = ("score", "stderr", "lo", "hi", "p_first", "rank_lo", "rank_hi", "elbo", "elbo_stderr", "n_evals")
+FIGURES = (
+    "score", "stderr", "lo", "hi", "p_first", "rank_lo", "rank_hi", "elbo", "elbo_stderr", "stderr_training",
+    "predicted_lo", "predicted_hi", "answer", "n_evals",
+)  # fmt: skip
 
 ORIGIN = ("typical_p", "accepted", "copy_of", "copy_group", "copy_distance")  # of the picture
 
 COLUMNS = (
     "query", "prompt", "method", "group", "rank", "score", "unit", "stderr", "lo", "hi", "p_first", "rank_lo",
-    "rank_hi", "elbo", "elbo_stderr", "verdict", "n_evals", *ORIGIN,
+    "rank_hi", "elbo", "elbo_stderr", "stderr_training", "predicted_lo", "predicted_hi", "answer", "verdict", "n_evals",
+    *ORIGIN,
 )  # fmt: skip
 
 
@@ -62,7 +67,7 @@ def _figures(view: MethodView, q: int, g: int) -> dict[str, float | int | None]:
     for name in FIGURES:
         array = getattr(view.scores, name)
         value = None if array is None else float(np.broadcast_to(array, view.scores.score.shape)[q, g])
-        whole = name in ("rank_lo", "rank_hi", "n_evals")
+        whole = name in ("rank_lo", "rank_hi", "answer", "n_evals")
         found[name] = None if value is None or np.isnan(value) else int(value) if whole else value
     return found
 

@@ -10,6 +10,7 @@
     rows: [...el.querySelectorAll(".bars li")],
     axis: el.querySelector(".axis"),
     verdict: el.querySelector(".verdict"),
+    validation: el.querySelector(".validation"),
     oracle: el.querySelector(".oracle-says"),
     placebo: el.querySelector(".placebo-says"),
     odds: el.querySelector(".odds"),
@@ -80,8 +81,8 @@
       const order = per ? m.perOrder : m.order;
       if (order) rows.splice(0, rows.length, ...order[q].map((g) => rows[g]));
       else rows.sort((a, b) => b.v - a.v || a.g - b.g);
-      const [kind, headline, detail] = (per ? m.perVerdicts : m.verdicts)[q];
-      return { rows, kind, headline, detail, top: rows[0].v, margin: rows[0].v - rows[1].v, odds: per ? null : m.odds && m.odds[q] };
+      const [kind, headline, detail, note] = (per ? m.perVerdicts : m.verdicts)[q];
+      return { rows, kind, headline, detail, note, top: rows[0].v, margin: rows[0].v - rows[1].v, odds: per ? null : m.odds && m.odds[q] };
     });
     return { m, per, digits: per ? m.perDigits : m.digits };
   };
@@ -116,16 +117,16 @@
     const common = $("scale").value === "common" ? scaleOf(shown.flatMap((s) => every(s.rows))) : null;
     const unit = per ? `${m.unit} per 1,000 images` : m.axis;
     for (const card of cards) {
-      const { rows, kind, headline, detail, odds } = shown[card.q];
+      const { rows, kind, headline, detail, note, odds } = shown[card.q];
       card.el.className = "card " + kind;
       const s = common || scaleOf(every(rows)), zero = s.at(0);
       card.el.style.setProperty("--zero", zero + "%");
       if (line !== null) card.el.style.setProperty("--null", s.at(line) + "%");
       card.odds.hidden = !odds || !odds.length;
-      card.odds.replaceChildren(`probability of being first${kind === "nothing" ? D.oddsNone : ""}: `, ...(odds || []).slice(0, 3).flatMap(([g, p], i) => {
+      card.odds.replaceChildren(`${m.oddsLabel}${kind === "nothing" && !m.answers ? D.oddsNone : ""}: `, ...(odds || []).slice(0, m.answers ? undefined : 3).flatMap(([g, p], i) => {
         const name = document.createElement("b");
         name.textContent = D.groups[g].name;
-        return [i ? ", " : "", name, "\u00a0" + probability(p)];
+        return [i ? ", " : "", name, p === null ? "" : "\u00a0" + probability(p)];
       }));
       if (card.direction) {
         card.direction.textContent = m.directions ? m.directions[card.q] : "";
@@ -140,6 +141,8 @@
       card.verdict.className = "verdict " + kind;
       card.verdict.querySelector("b").textContent = headline;
       card.verdict.querySelector("span span").textContent = `(${detail})`;
+      card.validation.textContent = note;
+      card.validation.hidden = !note;
       card.axis.replaceChildren(...ticksOf(s).map(([x, label]) => {
         const tick = span("", label);
         tick.style.left = x + "%";

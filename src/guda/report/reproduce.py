@@ -135,6 +135,7 @@ def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
     if value["scoring"]["estimand"] == "path":
         value["scoring"] |= {"estimand": "elbo", "excess": False}
     value["scoring"] |= wanted.scoring
+    value["evaluation"]["calibration"] = 0  # the paper has no answer sets
     if scale in wanted.likelihood:
         value["likelihood"] = wanted.likelihood[scale].model_dump(mode="json")
     return Recipe.from_dict(value, f"the experiment's recipe {name}")

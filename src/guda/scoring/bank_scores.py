@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -126,7 +127,7 @@ def _score(
     if config.drift == "subtract":
         less = _drift(scorer, sets, config, need(data, "drift is measured on training images"), prompts, bands)
     d = _paired(scorer, sets, queries, config, bands)
-    names = {"method": method, "unit": "nats", "queries": queries.ids, "groups": tuple(bank)}
+    names: dict[str, Any] = {"method": method, "unit": "nats", "queries": queries.ids, "groups": tuple(bank)}
     return combine(d, scorer, sum(networks(scorer, sets)), bands, less, **names)
 
 

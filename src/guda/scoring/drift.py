@@ -58,6 +58,10 @@ class Drift:
         """Contributions by which groups are compared with each other, and the covariance of what else errs."""
         return self.spread(d), self.cov
 
+    def sizes(self, d: np.ndarray) -> np.ndarray | None:
+        """[Q, G]: what a change of a score counts for where groups are compared with each other; None: one for one."""
+        return None
+
     def widen(self, estimates: dict[str, Any]) -> dict[str, Any]:
         """score, stderr, lo, hi [Q, G] of shifted contributions, with the drift's own error: in quadrature, the
         standard errors and the half-widths alike."""

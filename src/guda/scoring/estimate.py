@@ -126,8 +126,14 @@ class Moments:
         return out
 
 
-def moments(contributions: np.ndarray, extra: np.ndarray | float = 0.0) -> Moments:
-    """From the paired contributions [R, G, S] of one query, R >= 2; `extra`: covariance [G, G] of what else errs."""
+Training = tuple[np.ndarray, np.ndarray]  # covariance [G, G] from the randomness of training, its degrees of freedom
+
+
+def moments(
+    contributions: np.ndarray, extra: np.ndarray | float = 0.0, training: Training | None = None
+) -> Moments:  # fmt: skip
+    """From the paired contributions [R, G, S] of one query, R >= 2; `extra`: covariance [G, G] of what else errs, known
+    as if from many draws; `training`: the same of the randomness of training, which few trainings show."""
     rounds, _, strata = contributions.shape
     mean = contributions.mean(axis=0)
     centred = contributions - mean
@@ -136,7 +142,14 @@ def moments(contributions: np.ndarray, extra: np.ndarray | float = 0.0) -> Momen
         own = centred[:, :, s].T @ centred[:, :, s] / (rounds * (rounds - 1))
         cov += own
         squares += _of_differences(own) ** 2
-    return Moments(mean.sum(axis=-1), cov + extra, _welch(_of_differences(cov), squares, strata, rounds))
+    df = _welch(_of_differences(cov), squares, strata, rounds)
+    if training is None:
+        return Moments(mean.sum(axis=-1), cov + extra, df)
+    spread, few = training
+    scoring, between = _of_differences(cov + extra), _of_differences(spread)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        both = (scoring + between) ** 2 / (scoring**2 / df + between**2 / few)
+    return Moments(mean.sum(axis=-1), cov + extra + spread, np.where(scoring + between > 0, both, df))
 
 
 def _of_differences(cov: np.ndarray) -> np.ndarray:
@@ -148,12 +161,19 @@ def _of_differences(cov: np.ndarray) -> np.ndarray:
 Covariance = np.ndarray | float | Callable[[int], np.ndarray]  # [G, G], the same for all pictures or of each
 
 
-def rank_columns(contributions: np.ndarray, extra: Covariance = 0.0) -> dict[str, Any]:
-    """rank_lo, rank_hi, p_first as [Q, G] from [R, Q, G, S]; None with a single round, which has no error."""
+def rank_columns(
+    contributions: np.ndarray, extra: Covariance = 0.0, training: Callable[[int], Training] | None = None
+) -> dict[str, Any]:
+    """rank_lo, rank_hi, p_first as [Q, G] from [R, Q, G, S]; None with a single round, which has no error.
+
+    `training`: of each picture, what the randomness of training adds."""
     if len(contributions) < 2:
         return {"rank_lo": None, "rank_hi": None, "p_first": None}
     pictures = range(contributions.shape[1])
-    found = [moments(contributions[:, q], extra(q) if callable(extra) else extra) for q in pictures]
+    found = [
+        moments(contributions[:, q], extra(q) if callable(extra) else extra, training(q) if training else None)
+        for q in pictures
+    ]
     intervals = [m.rank_interval() for m in found]
     return {
         "rank_lo": np.stack([i[0] for i in intervals]),

@@ -49,6 +49,10 @@ class Excess(Drift):
         size = ratios.mean(axis=0).sum(axis=-1)
         return ratios, lambda q: self.cov * size[q][:, None] * size[q]
 
+    def sizes(self, d: np.ndarray) -> np.ndarray | None:
+        """A ratio moves by itself times what its logarithm moves by."""
+        return self.ratios(d, self.own).mean(axis=0).sum(axis=-1) if self.log and self.own is not None else None
+
     def ratios(self, d: np.ndarray, own: np.ndarray) -> np.ndarray:
         """Contributions [..., S] to the ratio of a divergence to the average picture's, `own` [...] its logarithm."""
         return np.asarray(d / np.exp(own)[..., None])

@@ -24,12 +24,13 @@ from guda.diffusion.schedule import Schedule
 from guda.parts import Parts
 from guda.scoring.bands import Bands
 from guda.scoring.drift import Drift
-from guda.scoring.estimate import difference, rank_columns, stack_estimates
+from guda.scoring.estimate import Training, difference, rank_columns, stack_estimates
 from guda.scoring.plan import Plan
 from guda.scoring.reading import PATH_SIGN, SIGN
 from guda.scoring.scores import Scores
 from guda.scoring.settings import Settings
 from guda.scoring.terms import Draws, Measured, Terms, kl, make_draws, measure, measure_rule
+from guda.scoring.training_noise import TrainingNoise, own_sampling, training_noise
 from guda.unlearning.rule import RuledDenoiser
 
 
@@ -397,17 +398,46 @@ def _estimates(d: np.ndarray, plan: Plan) -> dict[str, Any]:
     return stack_estimates([difference(d[:, :, g], grid=bool(plan.grid)) for g in range(d.shape[2])])
 
 
+def seed_noise(
+    sets: Sequence[Set[M]], groups: Sequence[str], read: Reader[M], less: Sequence[Drift | None]
+) -> TrainingNoise:  # fmt: skip
+    """The randomness of training from sets of several trainings; `less`: what is taken off the scores of each."""
+
+    def of_one(one: Set[M], off: Drift | None) -> np.ndarray:
+        d = contributions([one], groups, read)
+        return d if off is None else off.spread(d)
+
+    d = np.stack([of_one(one, off) for one, off in zip(sets, less, strict=True)])  # [M, R, Q, G, S]
+    return training_noise(d.mean(axis=1).sum(axis=-1), own_sampling(d))
+
+
+def _training(noise: TrainingNoise, less: Drift | None, d: np.ndarray) -> Callable[[int], Training]:
+    """Its covariance on the scale on which groups are compared."""
+    sizes = None if less is None else less.sizes(d)
+
+    def of(q: int) -> Training:
+        cov, df = noise.covariance(q)
+        return cov if sizes is None else cov * sizes[q][:, None] * sizes[q], df
+
+    return of
+
+
 def combine(
     d: np.ndarray, scorer: Scorer[M], networks: int, bands: Bands | None = None, less: Drift | None = None,
-    **names: Any,
+    noise: TrainingNoise | None = None, **names: Any,
 ) -> Scores:  # fmt: skip
     """Scores with errors and ranks from paired contributions [R, Q, G, S].
 
     `networks`: evaluations behind one draw of one score; `less` is taken off (drift, or what the average
-    picture scores); `names`: method, unit, queries, groups, and `directions`.
+    picture scores); `noise`: the randomness of training, if known; `names`: method, unit, queries, groups, and
+    `directions`.
     """
     plan = scorer.plan
-    ranks = rank_columns(*((d, 0.0) if less is None else less.ranked(d)))
+    compared, extra = (d, 0.0) if less is None else less.ranked(d)
+    ranks = rank_columns(compared, extra, None if noise is None else _training(noise, less, d))
+    if noise is not None:
+        names["stderr_training"] = noise.stderr
+        names["predicted_lo"], names["predicted_hi"] = noise.predicted()
     if less is not None:
         d = less.spread(d)
         names["unit"] = less.unit or names["unit"]

@@ -2,6 +2,8 @@
 
 from guda.run.samples import query_count
 from guda.steps.ablate import ablate, read_ablation
+from guda.steps.calibrate import calibrate
+from guda.steps.calibration import calibration_note
 from guda.steps.cluster import ClusterConfig, plan_cluster
 from guda.steps.cross import evaluate_cross
 from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
@@ -49,6 +51,8 @@ __all__ = [
     "add_queries",
     "ask_origins",
     "band_shares",
+    "calibrate",
+    "calibration_note",
     "change_groups",
     "change_queries",
     "change_scoring",

@@ -153,16 +153,18 @@ def _place(run: Run, method: str, group: str, seed: int | None) -> tuple[str, st
             "method-without-models", f"{method} keeps no counterfactual models; give an unlearning method or logo"
         )
     if seeds := tuple(found.seed_sets()):
-        need_training(run)  # scoring asks what a retraining costs
+        if found.oracle:
+            need_training(run)  # scoring asks what a retraining costs
         if seed is None or seed not in seeds:
             given = "needs --seed" if seed is None else f"has no seed {seed}"
             raise GudaError(
                 "seed-invalid", f"{method} {given}; its seeds are {', '.join(map(str, seeds))} (methods.{method}.seeds)"
             )
-        return found.file(group, seed), f"{method}-s{seed}"
+        return found.file(group, seed), f"{method}-s{seed}" if found.oracle else method
     if seed is not None:
         raise GudaError(
-            "seed-unsupported", f"--seed is for logo, which retrains several times; {method} has one model per group"
+            "seed-unsupported",
+            f"--seed is for methods of several seeds (logo; methods.{method}.seeds); {method} has one model per group",
         )
     return found.file(group), method
 
@@ -170,7 +172,7 @@ def _place(run: Run, method: str, group: str, seed: int | None) -> tuple[str, st
 def bank_add(run: Run, method: str, group: str, path: str | Path, seed: int | None = None) -> dict[str, Any]:
     """Take in a counterfactual made elsewhere; the same one again changes nothing, another one is refused."""
     file, name = _place(run, method, group, seed)
-    item = replace(_given(run, Path(path).expanduser(), group, own=seed is not None), method=name)
+    item = replace(_given(run, Path(path).expanduser(), group, own=METHODS[method].oracle), method=name)
     target, new = run.path(file), True
     if target.exists():
         old = Counterfactual.load(target)

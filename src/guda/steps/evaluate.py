@@ -11,6 +11,7 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.ceiling import Comparison, compare, query_noise_floor
+from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.results import Cost, DatasetEntry, GroupAverage, dataset_entry
 from guda.evaluation.tables import separation
 from guda.files import write_json
@@ -21,11 +22,16 @@ from guda.methods.terms import load_queries, terms_folder
 from guda.run.models import need_training, run_schedule
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
+from guda.scoring.answer_set import covered
 from guda.scoring.bands import Bands, default_edges
 from guda.scoring.drift import SUBTRACTED
 from guda.scoring.scores import Scores
+from guda.scoring.training_noise import left_out_coverage
+from guda.steps.calibrate import calibrate
+from guda.steps.calibration import calibration_state
 from guda.steps.fit import Engine, fit_tasks, ready
 from guda.steps.health import health
+from guda.steps.oracle import run_oracle
 from guda.steps.queries import tuned_on
 from guda.steps.score import parse_bands, publish, score, scored_methods, scores_folder, up_to_date
 
@@ -46,8 +52,11 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
     tuned = set(tuned_on(run, queries))
     if flattered := [m.method_id for m in methods if tuned & {m.method_id, *m.parts()}]:
         notes.append(f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter.")
-    found = replace(found, note=" ".join(notes))
-    costs, figures = {}, {}
+    trust: dict[str, float] = {}
+    if bands is None:
+        trust = _trust(run, queries, oracle, gold, {m.method_id: scores[m.method_id] for m in methods})
+    found = replace(found, note=" ".join(notes + _held(trust)))
+    costs, figures = {}, dict(trust)
     for method in [*methods, oracle]:
         m = method.method_id
         costs[m] = method_cost(run, name, method)
@@ -73,6 +82,53 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
     if own:
         write_json(run.path("evaluation.json"), value)
     return entry
+
+
+def _trust(
+    run: Run, queries: Queries, oracle: ElboMethod, gold: np.ndarray, scores: dict[str, Scores]
+) -> dict[str, float]:  # fmt: skip
+    """How often answer sets and predictive intervals held, on pictures that they were not calibrated on: of one
+    retraining, whichever it is. A retraining is predicted from the others."""
+    config, found = run.recipe.evaluation, dict[str, np.ndarray]()
+    if len(gold) >= 3:  # two others have a spread
+        found[f"predictive_coverage.{oracle.method_id}"] = left_out_coverage(gold)
+    for name, table in scores.items():
+        state, made = calibration_state(run, get_method(run, name))
+        if state != "valid" or made is None or table.answer is None or _shares(run, queries, made.queries):
+            continue
+        found[f"answer_set_coverage.{name}"] = covered(table.answer > 0, gold)
+        found[f"answer_set_size.{name}"] = table.answer.sum(axis=1)
+        if made.reach is not None and table.predicted_lo is not None and table.predicted_hi is not None:
+            inside = (table.predicted_lo <= gold) & (gold <= table.predicted_hi)
+            found[f"predictive_coverage.{name}"] = inside.mean(axis=(0, 2))
+    figures: dict[str, float] = {}
+    for name, values in found.items():
+        figure = bootstrap_mean(values, config.resamples, config.seed)
+        figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
+    return figures
+
+
+def _held(trust: dict[str, float]) -> list[str]:
+    """The same in words, of what should hold for 95 %."""
+
+    def told(name: str) -> str:
+        return f"{trust[name]:.1%} [{trust[f'{name}.lo']:.1%}, {trust[f'{name}.hi']:.1%}]".replace("%", " %")
+
+    lines = []
+    for name in [name for name in trust if not name.endswith((".lo", ".hi"))]:
+        kind, _, method = name.partition(".")
+        if kind == "answer_set_coverage":
+            size = trust[f"answer_set_size.{method}"]
+            lines.append(f"95 % answer sets of {method} ({size:.1f} groups on average) held for {told(name)}.")
+        elif kind == "predictive_coverage":
+            lines.append(f"95 % predictive intervals of {method} held for {told(name)}.")
+    return lines
+
+
+def _shares(run: Run, queries: Queries, other: str) -> bool:
+    """Whether some picture is in both sets."""
+    seen = {image.tobytes() for image in queries.images}
+    return other in run.query_sets() and any(i.tobytes() in seen for i in load_queries(run, other).images)
 
 
 def _averages(
@@ -114,18 +170,6 @@ def evaluate_bands(run: Run, name: str) -> dict[str, dict[str, float]]:
     return table
 
 
-def run_oracle(run: Run) -> ElboMethod:
-    """What methods of this run are held against."""
-    against = run.recipe.evaluation.against
-    oracle = get_method(run, against)
-    if not has_counterfactuals(oracle) or not oracle.oracle:
-        raise GudaError(
-            "evaluation-oracle-unsupported",
-            f"evaluation.against = {against!r}: only logo is an oracle with retrainings to compare",
-        )
-    return oracle
-
-
 def _checked(run: Run, name: str) -> tuple[Queries, ElboMethod, list[Method]]:
     config = run.recipe.evaluation
     oracle = run_oracle(run)
@@ -163,6 +207,8 @@ def pipeline(run: Run, engine: Engine) -> DatasetEntry:
             tasks += placebos_of(method, asked.placebos).fit()
     engine(run, ready(run, tasks + sample_tasks(run, run.recipe.queries)), "train, fit and sample")
     name = collect_samples(run, run.recipe.queries)
+    if asked.calibration:
+        calibrate(run, engine, [m.method_id for m in found if m.ranks_groups and not m.oracle], asked.calibration)
     score(run, name, methods, engine)
     if asked.health:
         checked = [m for m in found if m.counterfactuals and m.ranks_groups and not m.oracle]

@@ -29,8 +29,8 @@ from guda.run.task import Task, pending
 from guda.scoring.bands import default_edges
 from guda.scoring.products import Products, cosines, cross
 from guda.scoring.scorer import Set, shard_name
-from guda.steps.evaluate import run_oracle
 from guda.steps.fit import Engine, check_fitted, fitted_methods
+from guda.steps.oracle import run_oracle
 from guda.steps.score import prepared, scores_folder
 
 if TYPE_CHECKING:

@@ -34,8 +34,9 @@ from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.drift import SUBTRACTED
 from guda.scoring.scores import Scores
-from guda.steps.evaluate import method_cost, run_oracle, stage_seconds
+from guda.steps.evaluate import method_cost, stage_seconds
 from guda.steps.fit import Engine, check_fitted
+from guda.steps.oracle import run_oracle
 from guda.steps.score import scored_methods, up_to_date
 
 VARIANT = "likelihood"  # sub-folder of scores

@@ -18,8 +18,8 @@ from guda.run.data import load_data, scored_groups
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.run.task import Task
-from guda.steps.evaluate import run_oracle
 from guda.steps.fit import Engine, ready
+from guda.steps.oracle import run_oracle
 from guda.steps.score import prepared, scored_methods, up_to_date
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from guda.config import QueriesConfig
 from guda.data.queries import Queries
 from guda.errors import GudaError, Mismatch
 from guda.files import read_json
-from guda.run.data import load_data
+from guda.methods.terms import load_queries
+from guda.run.data import load_data, scored_groups
 from guda.run.models import load_model
 from guda.run.run import HELDOUT, REFERENCE, UPLOAD, Run
 from guda.run.samples import set_name
+from guda.steps.calibration import calibration_sets
 
 
 def add_queries(run: Run, folder: str | Path, name: str | None = None) -> str:
@@ -71,6 +74,43 @@ def tuned_on(run: Run, queries: Queries) -> list[str]:
     )
 
 
+def tuning_queries(run: Run, seed: int | None, n: int) -> QueriesConfig:
+    """Samples of a seed of their own: 0, or 1 where the recipe's queries have 0."""
+    reported = run.recipe.queries
+    if seed is None:
+        seed = 0 if reported.seed != 0 else 1
+    if seed == reported.seed:
+        raise GudaError(
+            "tuning-seed-taken",
+            f"seed {seed} draws the queries that {run.root} is evaluated on; settings chosen on them would flatter "
+            f"every figure: give another --queries-seed, e.g. {seed + 1}",
+        )
+    if n < 2:
+        raise GudaError("queries-too-few", f"{n} tuning queries give no interval; give -n 2 or more")
+    changes = {"n": n, "seed": seed}
+    if run.recipe.prompts is not None:  # the same number of objects in every style
+        objects = len(set(load_data(run).contents or ()))
+        changes["objects"] = min(objects, max(1, n // len(scored_groups(run))))
+    return reported.model_copy(update=changes)
+
+
+def refuse_shared(run: Run, queries: str) -> None:
+    """No picture that figures are reported on, however it came into the run."""
+    ours = load_queries(run, queries)
+    seen = {image.tobytes(): i for image, i in zip(ours.images, ours.ids, strict=True)}
+    reported = {set_name(run, run.recipe.queries)}
+    reported |= {s for s in run.query_sets() if run.has(f"scores/{s}/evaluation.json")}
+    for name in sorted(reported & set(run.query_sets())):
+        others = load_queries(run, name)
+        for image, i in zip(others.images, others.ids, strict=True):
+            if (mine := seen.get(image.tobytes())) is not None:
+                raise GudaError(
+                    "tuning-query-overlap",
+                    f"tuning query {mine!r} of {queries!r} is also query {i!r} of {name!r}, which the run is "
+                    "evaluated on; give another --queries-seed",
+                )
+
+
 def choose_queries(run: Run, queries: str | None = None) -> str:
     """A set of the run by name; default: the recipe's samples, else the only set there is that nothing was tuned on and
     that was not brought to the page or to `guda sanity`."""
@@ -79,7 +119,8 @@ def choose_queries(run: Run, queries: str | None = None) -> str:
         own = set_name(run, run.recipe.queries)
         if own in sets:
             return own
-        sets = [s for s in sets if s not in tuning_sets(run) and not s.startswith((UPLOAD, HELDOUT))]
+        others = {*tuning_sets(run), *calibration_sets(run)}
+        sets = [s for s in sets if s not in others and not s.startswith((UPLOAD, HELDOUT))]
         if len(sets) == 1:
             return sets[0]
         if not sets:

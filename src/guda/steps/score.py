@@ -32,6 +32,7 @@ from guda.scoring.null import Null
 from guda.scoring.race import TREE, RaceResult, Screen, Screened, StopRule
 from guda.scoring.scores import Scores
 from guda.scoring.settings import OutOfMemory
+from guda.steps.calibration import calibrated
 from guda.steps.fit import Engine, check_fitted
 
 T = TypeVar("T")
@@ -198,6 +199,8 @@ def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = Non
         several = {found.method_id: found.scores(queries, bands)}
     come = origins(run, queries)
     several = {name: replace(scores, origins=come) for name, scores in several.items()}
+    if bands is None:  # what is calibrated counts all timesteps
+        several[found.method_id] = calibrated(run, found, several[found.method_id])
     for name, scores in several.items():
         scores.write(scores_path(run, queries.name, name, bands.slug if bands else None))
     _publish_placebos(run, queries, found, bands)

@@ -27,9 +27,10 @@ from guda.run.models import run_schedule
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.bands import Bands
-from guda.steps.evaluate import run_oracle, stage_seconds
+from guda.steps.evaluate import stage_seconds
 from guda.steps.fit import Engine, base_tasks
 from guda.steps.function import Fidelity, changes_function, fidelity, product_tasks, products_of
+from guda.steps.oracle import run_oracle
 from guda.steps.score import prepared
 
 

@@ -25,21 +25,20 @@ from typing import Any
 
 from pydantic import Field
 
-from guda.config import QueriesConfig
 from guda.diffusion.noise import generator, torch_seed
 from guda.errors import GudaError, NotFinite
 from guda.evaluation.intervals import Figure
 from guda.evaluation.sweep import Trial
 from guda.files import digest, write_json, write_text
 from guda.methods.base import Method, get_method
-from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
 from guda.run.plan import run_plan
 from guda.run.recipe import Recipe
 from guda.run.run import Run
-from guda.run.samples import collect_samples, sample_tasks, set_name
+from guda.run.samples import collect_samples, sample_tasks
 from guda.steps.fit import Engine, base_tasks
 from guda.steps.init import update_settings
+from guda.steps.queries import refuse_shared, tuning_queries
 from guda.steps.search_space import Space, check_space, default_space
 from guda.steps.setting_trial import Trials, fitted_oracle, method_class
 
@@ -141,43 +140,6 @@ def _need_optuna() -> None:
 
 
 # ---- what is tuned on -------------------------------------------------------------------------------------
-def tuning_queries(run: Run, seed: int | None, n: int) -> QueriesConfig:
-    """Samples of a seed of their own: 0, or 1 where the recipe's queries have 0."""
-    reported = run.recipe.queries
-    if seed is None:
-        seed = 0 if reported.seed != 0 else 1
-    if seed == reported.seed:
-        raise GudaError(
-            "tuning-seed-taken",
-            f"seed {seed} draws the queries that {run.root} is evaluated on; settings chosen on them would flatter "
-            f"every figure: give another --queries-seed, e.g. {seed + 1}",
-        )
-    if n < 2:
-        raise GudaError("queries-too-few", f"{n} tuning queries give no interval; give -n 2 or more")
-    changes = {"n": n, "seed": seed}
-    if run.recipe.prompts is not None:  # the same number of objects in every style
-        objects = len(set(load_data(run).contents or ()))
-        changes["objects"] = min(objects, max(1, n // len(scored_groups(run))))
-    return reported.model_copy(update=changes)
-
-
-def refuse_shared(run: Run, queries: str) -> None:
-    """No picture that figures are reported on, however it came into the run."""
-    ours = load_queries(run, queries)
-    seen = {image.tobytes(): i for image, i in zip(ours.images, ours.ids, strict=True)}
-    reported = {set_name(run, run.recipe.queries)}
-    reported |= {s for s in run.query_sets() if run.has(f"scores/{s}/evaluation.json")}
-    for name in sorted(reported & set(run.query_sets())):
-        others = load_queries(run, name)
-        for image, i in zip(others.images, others.ids, strict=True):
-            if (mine := seen.get(image.tobytes())) is not None:
-                raise GudaError(
-                    "tuning-query-overlap",
-                    f"tuning query {mine!r} of {queries!r} is also query {i!r} of {name!r}, which the run is "
-                    "evaluated on; give another --queries-seed",
-                )
-
-
 def choose_groups(run: Run, groups: int | Sequence[str] | None) -> tuple[str, ...]:
     """By name, or so many in the order of a keyed permutation: asking for more keeps those chosen before."""
     names = scored_groups(run)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from guda.config import Config
 from guda.data.groups import Groups
@@ -57,11 +57,28 @@ class UnlearnConfig(Config):
     check_every: int = Field(10, gt=0, description="Steps between measurements on the held-out images.")
     patience: int = Field(3, gt=0, description="Stop after this many measurements without a better one; keep the best.")
     seed: int = Field(0, ge=0, description="Seed of batches, timesteps and noise.")
+    seeds: tuple[int, ...] = Field(
+        (),
+        description="Unlearn every group once for each of these seeds; scores are the mean, and its error includes "
+        "their spread. Default: `seed` alone.",
+    )
     store: Store = Field(
         "fp32",
         description="How a counterfactual is kept: fp32, bf16, lowrank:RANK, lora:RANK (only adapters are trained); "
         "factors may be rounded: lora:4:bf16.",
     )
+
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) != len(seeds) or min(seeds, default=0) < 0:  # one twice would pass for no randomness
+            raise ValueError("seeds must be different whole numbers, 0 or more")
+        return seeds
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out seeds where there are none: artifacts are named after the settings, and older ones have none."""
+        return {key: value for key, value in dump(self).items() if key != "seeds" or value}
 
     @model_validator(mode="after")
     def _reaches_its_rate(self) -> UnlearnConfig:

@@ -94,7 +94,7 @@ def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
         "rule": snapshot.rule,
         "settled": snapshot.settled,
         "evaluations": snapshot.evals,
-        "verdict": {"kind": said.kind, "headline": said.headline, "detail": said.detail},
+        "verdict": {"kind": said.kind, "headline": said.headline, "detail": said.detail, "note": said.note},
         "origin": None if scores.origins is None else scores.origins[0].to_json(),
         "placebo_floor": view.null,
         "groups": [
