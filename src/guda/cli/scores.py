@@ -151,12 +151,14 @@ def show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = N
         return
     from rich.console import Console
 
-    from guda.evaluation.tables import averages_table, terminal
+    from guda.evaluation.tables import attributable_tables, averages_table, terminal
 
     console = Console()
     console.print(terminal(name, entry, console.width))
     if averages := averages_table(name, entry):
         console.print(averages.rich())
+    for table in attributable_tables(name, entry):
+        console.print(table.rich())
     if pairs:
         from guda.evaluation.tables import pairs_terminal
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from guda.errors import GudaError
-from guda.evaluation.tables import averages_table, comparison
+from guda.evaluation.tables import attributable_tables, averages_table, comparison
 from guda.files import write_text
 from guda.report import costs, health, trust
 from guda.report.cards import PER, MethodView
@@ -245,6 +245,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "trust": trust,
         "comparison": None if content.entry is None else comparison(content.name, content.entry),
         "averages": None if content.entry is None else averages_table(content.name, content.entry),
+        "attributable": [] if content.entry is None else attributable_tables(content.name, content.entry),
         "costs": costs,
         "cost_lines": costs.cost_lines(run, content.name, views, content.variant),
         "stage_lines": costs.stage_lines(run),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from guda.data.queries import Queries
 from guda.errors import GudaError
+from guda.evaluation.attributable import Attributability, attributable
 from guda.evaluation.ceiling import Comparison, compare, query_noise_floor
 from guda.evaluation.results import Cost, DatasetEntry, GroupAverage, dataset_entry
 from guda.evaluation.tables import separation
@@ -27,7 +28,7 @@ from guda.scoring.scores import Scores
 from guda.steps.fit import Engine, fit_tasks, ready
 from guda.steps.health import health
 from guda.steps.queries import tuned_on
-from guda.steps.score import parse_bands, publish, score, scored_methods, scores_folder, up_to_date
+from guda.steps.score import parse_bands, placebo_null, publish, score, scored_methods, scores_folder, up_to_date
 
 
 def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> DatasetEntry:
@@ -64,6 +65,7 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
         floor=None if rounds is None else query_noise_floor(rounds, asked.resamples, asked.seed),
         unit=scores[oracle.method_id].unit, sign=scores[oracle.method_id].sign,
         averages=_averages(queries, [oracle, *methods], bands) if run.recipe.scoring.excess else None,
+        attributable=_attributable(run, name, [oracle, *methods], scores, bands),
     )  # fmt: skip
     value = entry.model_dump(mode="json")
     if bands is not None:
@@ -85,6 +87,23 @@ def _averages(
         rows = zip(*(columns[name].tolist() for name in columns), strict=True)
         cells = [GroupAverage(**dict(zip(columns, row, strict=True))) for row in rows]
         found[method.method_id] = dict(zip(method.groups, cells, strict=True))
+    return found
+
+
+def _attributable(
+    run: Run, name: str, methods: Sequence[Method], scores: Mapping[str, Scores], bands: Bands | None
+) -> dict[str, Attributability]:
+    """By every method with trainings to compare or placebos; the oracle is listed even where it cannot say."""
+    config, found = run.recipe.evaluation, {}
+    for method in filter(has_counterfactuals, methods):
+        m = method.method_id
+        seeds = [f"{m}-s{s}" for s in method.seed_sets()]
+        several = np.stack([scores[s].score for s in (seeds if len(seeds) > 1 else [m])])
+        null = placebo_null(run, name, m, None if bands is None else bands.slug)
+        placebos = None if null is None else null.scores.score
+        told = attributable(method.groups, several, placebos, config.resamples, config.seed)
+        if method.oracle or told.count("unknown") == 0:
+            found[m] = told
     return found
 
 
