@@ -79,8 +79,11 @@ def score(
             clear = int(null.clears(found).sum())
             lines.append(f"  {null.sentence(found.unit)};")
             lines.append(f"  the first group is above that for {clear} of {len(found.queries)} pictures")
+    warnings = steps.warnings(folder, methods)
+    lines += [f"Warning: {line}" for line in warnings]
     value = {
         "queries": chosen,
+        "warnings": warnings,
         "scores": {
             m: {
                 "path": str(steps.scores_path(folder, chosen, m, variant)),
@@ -218,7 +221,7 @@ def health(
     methods = method or steps.health_methods(folder)
     found = steps.health(folder, methods, engine, changes.get("reference"))
     if as_json:
-        print(json.dumps({m: h.model_dump(mode="json") for m, h in found.items()}, ensure_ascii=False))
+        print(json.dumps({m: h.to_json() for m, h in found.items()}, ensure_ascii=False))
         return
     from rich.console import Console
 

@@ -5,9 +5,9 @@ picture above another, and factors (a picture on which every change of the model
 both are taken off: x = s - mean over pictures - a mean over groups. That mean weighs a group by the inverse of its
 variance: strong groups would otherwise leave their signal, negative, with the weak. What is left should repeat:
 
-    r_k = (mean over pairs m < m' of cov_q(x_m, x_m')) / (mean over m of var_q(x_m))      of one training
-    R_k(S) = S r / (1 + (S - 1) r)                                                       of the mean of S (Spearman-Brown)
-    S_k = R (1 - r) / ((1 - R) r), R = 0.8                                               trainings that would reach R
+    r_k = mean over m < m' of cov_q(x_m, x_m') / mean over m of var_q(x_m)        of one training
+    R_k(S) = S r / (1 + (S - 1) r)                                   of the mean of S (Spearman-Brown)
+    S_k = R (1 - r) / ((1 - R) r), R = 0.8                           trainings that would reach R
 
 with a percentile interval over pictures, given these trainings. Whether there is anything to repeat: signs of x are
 flipped, independently for every training and picture, which keeps how noisy a picture is; p is the share of flips
@@ -16,7 +16,8 @@ whose sum of products is as large, Holm-corrected over the groups, so that of ma
 Placebos, random groups [Q, P] of one training each, ask the same where there is one training: is the group's variance
 over pictures V_k, after the placebos' mean is taken off each picture, above theirs? log V of a further placebo is
 predicted from theirs by Student's t with P - 1 degrees of freedom, and 1 - mean V_p / V_k is the share of V_k that
-noise does not explain, which stands for r. Where there are both, both must speak for the group, and r is the trainings'.
+noise does not explain, which stands for r. Where there are both, both must speak for the group, and r is that of the
+trainings.
 """
 
 from __future__ import annotations

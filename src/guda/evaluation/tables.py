@@ -3,9 +3,9 @@ and names, which the other tables of figures share.
 
 `separation` lists every pair of methods, the ceiling among them, with difference, interval and p. A pair counts as
 separated in a metric when its paired bootstrap interval leaves out 0 AND its permutation p, Holm-corrected over every
-pair and metric that the table shows, is at most 0.05. Otherwise the words are "not separated". LOGO is the ceiling, one retraining.
-With several LOGO seeds d_q is the mean over the golds (ceiling.py), and the permutation is over queries given the
-models; the interval is over seeds too from three on.
+pair and metric that the table shows, is at most 0.05. Otherwise the words are "not separated". LOGO is the ceiling, one
+retraining. With several LOGO seeds d_q is the mean over the golds (ceiling.py), and the permutation is over queries
+given the models; the interval is over seeds too from three on.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from guda.scoring.drift import SUBTRACTED
 from guda.scoring.reading import PATH_SIGN, READINGS
 from guda.scoring.scores import Scores
 from guda.scoring.verdict import LABELS
+from guda.steps.health import warnings
 from guda.table import percent, signed
 
 TEMPLATE = "page.html.j2"
@@ -145,6 +146,8 @@ def _cards(content: Content, side: int, drawings: Drawings | None, says: list[st
     view, queries, ranks = content.view, content.queries, content.view.scores.rank
     taught, first, ways = _taught(content), content.oracle_first, _ways(content)
     drawn = None if drawings is None else drawings.methods.get(view.id)
+    claims = content.claims(view)
+    claimed = ["" if claims is None or claims[1][q] < 0 else claims[0][claims[1][q]] for q in range(queries.n)]
     return [
         {
             "number": q,
@@ -156,6 +159,7 @@ def _cards(content: Content, side: int, drawings: Drawings | None, says: list[st
             "verdict": view.verdicts[q],
             "odds": view.told_odds(q),
             "direction": view.direction(q),
+            "claimed": claimed[q],
             # tooltips of folded groups would be a tenth of a large page; the numbers are in the rows
             "rows": [replace(r, title="") if i >= SHOWN else r for i, r in enumerate(view.rows(q))],
             "scale": view.scale(q),
@@ -191,7 +195,7 @@ def _payload(content: Content, exemplars: list[tuple[str, ...]], drawings: Drawi
         "oddsNone": ODDS_NONE,
         "labels": LABELS,
         "drawings": None if drawings is None else drawings.to_json(),
-        "methods": [v.to_json() for v in content.views],
+        "methods": [v.to_json() | {"claims": content.claims(v)} for v in content.views],
     }
     return htmlsafe_json_dumps(value, dumps=lambda v, **_: json.dumps(v, separators=(",", ":"), allow_nan=False))
 
@@ -236,6 +240,9 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "drift_subtracted": any(v.estimand.endswith(SUBTRACTED) for v in views if healths and v.id == healths[0].id),
         "null_view": None if null is None else health.NullView(view, null),
         "has_nulls": any(n is not None for n in content.nulls.values()),
+        "warnings": warnings(run, ids),
+        "has_claims": oracle is not None,
+        "headline": trust.headline(content.entry, view.id, oracle is not None),
         "has_directions": any(v.scores.elbo is not None for v in views),
         "excess": view.reading.kind.endswith("excess"),  # whose mean over the pictures of the average is zero
         "asked": READINGS["elbo"].question,

@@ -38,10 +38,10 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
     scores: dict[str, Scores] = {}
     for method in [oracle, *methods]:
         scores |= publish(run, queries, method, bands)
-    seeds = list(oracle.seed_sets())
+    seeds, notes = _seeds(oracle)
     gold = np.stack([scores[f"{oracle.method_id}-s{s}"].score for s in seeds])
     found = _compare(run, gold, {m.method_id: scores[m.method_id].score for m in methods})
-    notes = [found.note]
+    notes = [found.note, *notes]
     if less := [m.method_id for m in methods if scores[m.method_id].estimand.endswith(SUBTRACTED)]:
         notes.append(f"Scores of {', '.join(less)} are less their drift.")
     tuned = set(tuned_on(run, queries))
@@ -77,6 +77,18 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
     return entry
 
 
+def _seeds(oracle: ElboMethod) -> tuple[list[int], list[str]]:
+    """The oracle's seeds that are retrainings of their own, and a sentence where others are not counted."""
+    every, own = list(oracle.seed_sets()), list(oracle.independent_seeds())
+    if len(own) == len(every):
+        return every, []
+    shared = next(s for s in every if s not in own)
+    why = f"LOGO seed {shared} is the training seed of the model under study, which is no independent retraining"
+    if not own:
+        return every, [f"{why}: figures against it flatter."]
+    return own, [f"{why}: it is left out."]
+
+
 def _averages(
     queries: Queries, methods: Sequence[Method], bands: Bands | None
 ) -> dict[str, dict[str, GroupAverage]]:  # fmt: skip
@@ -97,7 +109,7 @@ def _attributable(
     config, found = run.recipe.evaluation, {}
     for method in filter(has_counterfactuals, methods):
         m = method.method_id
-        seeds = [f"{m}-s{s}" for s in method.seed_sets()]
+        seeds = [f"{m}-s{s}" for s in method.independent_seeds()]
         several = np.stack([scores[s].score for s in (seeds if len(seeds) > 1 else [m])])
         null = placebo_null(run, name, m, None if bands is None else bands.slug)
         placebos = None if null is None else null.scores.score
