@@ -169,7 +169,7 @@ def health_tables(found: Health, width: int) -> Iterator[Any]:
     for title in ["drift", *names] if whole else ["drift [95 %]", "itself", "largest leak"]:
         table.add_column(Text(title), justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    verdicts = list(found.verdicts().values())
+    verdicts = list(found.verdicts.values())
     for k, name in enumerate(names):
         if whole:
             shown = [Text(text, "bold" if j == k else "") for j, text in enumerate(cells[k])]

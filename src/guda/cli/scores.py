@@ -221,7 +221,7 @@ def health(
     methods = method or steps.health_methods(folder)
     found = steps.health(folder, methods, engine, changes.get("reference"))
     if as_json:
-        print(json.dumps({m: h.to_json() for m, h in found.items()}, ensure_ascii=False))
+        print(json.dumps({m: h.model_dump(mode="json") for m, h in found.items()}, ensure_ascii=False))
         return
     from rich.console import Console
 

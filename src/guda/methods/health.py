@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import ValidationError, computed_field, model_validator
 
 from guda.config import Config
 from guda.errors import GudaError
@@ -92,22 +92,26 @@ class Health(Config):
     drift: list[DriftFigure]  # per group
     bands: list[BandDrift]
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
     def verdicts(self) -> dict[str, Soundness]:
-        """By group; computed from the matrix, so that files from before have them too."""
+        """By group; always computed from the matrix, so that files from before have them too."""
         rows = zip(self.groups, self.matrix, self.stderr, self.drift, strict=True)
         return {name: soundness(k, row, error, drift) for k, (name, row, error, drift) in enumerate(rows)}
 
     def unsound(self) -> str:
         """One line on the counterfactuals that are not sound; empty if all are."""
-        found = self.verdicts()
+        found = self.verdicts
         counted = Counter(v for v in found.values() if v != "sound")
         if not counted:
             return ""
         kinds = "; ".join(f"{v}: {_listed([g for g in found if found[g] == v])}" for v in counted)
         return f"{self.method}: {sum(counted.values())} of {len(found)} counterfactuals are not sound ({kinds})"
 
-    def to_json(self) -> dict[str, Any]:
-        return self.model_dump(mode="json") | {"verdicts": self.verdicts()}
+    @model_validator(mode="before")
+    @classmethod
+    def _without_verdicts(cls, value: Any) -> Any:
+        return {k: v for k, v in value.items() if k != "verdicts"} if isinstance(value, dict) else value
 
 
 NAMED = 4  # groups in a line; the others are counted

@@ -108,7 +108,7 @@ def to_json(content: Content) -> dict[str, Any]:
         "evaluation": content.entry.model_dump(mode="json") if content.entry else None,
         "warnings": warnings(content.run, [v.id for v in content.views]),
         "health": {
-            h.id: h.found.to_json()
+            h.id: h.found.model_dump(mode="json")
             for h in health.read_views(content.run, content.views, content.main)
         },
     }  # fmt: skip

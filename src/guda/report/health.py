@@ -61,7 +61,7 @@ class HealthView:
         return self.found.method
 
     def lines(self) -> list[Line]:
-        largest, verdicts = float(np.abs(self.matrix).max()) or 1.0, self.found.verdicts()
+        largest, verdicts = float(np.abs(self.matrix).max()) or 1.0, self.found.verdicts
         return [
             Line(name, tuple(self._cell(k, j, largest) for j in range(len(self.matrix))), self._drift(drift),
                  self._style(drift), verdicts[name])
