@@ -13,7 +13,7 @@ from refusals import refused
 def test_its_seed_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     run = steps.init(tmp_path / "run", tiny(digits_folder(), methods={"logo": {"seeds": [0, 1]}}))
     engine = Inline()
-    with refused("logo-seed-is-training-seed"):
+    with refused("logo-seed-is-training"):
         steps.fit(run, ["logo"], engine)
     assert engine.ran == []
     other = tiny(digits_folder(), methods={"logo": {"seeds": [0, 1]}}, training={"seed": 7})

@@ -82,7 +82,7 @@ class Logo(ElboMethod):
     def check(self) -> None:
         if self.own_seed in self.config.seeds:
             raise GudaError(
-                "logo-seed-is-training-seed",
+                "logo-seed-is-training",
                 f"methods.logo.seeds contains {self.own_seed}, the training.seed of the model under study, which is no "
                 "independent retraining; choose other seeds, e.g. [1, 2]",
             )
