@@ -43,6 +43,31 @@ def test_health_for_people_and_for_machines(guda: Guda, run: Run) -> None:
         assert f"{abs(found.matrix[k][k]):.2f}" in line
 
 
+def test_verdicts_end_health_and_are_repeated_by_score(guda: Guda, run: Run) -> None:
+    said = guda("health", run.root, "--method", "retrack")
+    found = steps.health(run, ["retrack"], Inline())["retrack"]
+    last = " ".join(said.out.split()).rpartition("retrack: ")[2]
+    verdict = found.unsound().removeprefix("retrack: ") or "all 3 counterfactuals are sound"
+    assert last == verdict
+    warned = json.loads(guda("score", run.root, "--method", "retrack", "--json").out)["warnings"]
+    assert [w for w in warned if w.startswith("retrack: ")] == ([found.unsound()] if found.unsound() else [])
+    if found.unsound():
+        assert f"Warning: {found.unsound()}" in guda("score", run.root, "--method", "retrack").out
+
+
+def test_a_loss_that_still_falls_is_said_at_fit_and_score(guda: Guda, run: Run) -> None:
+    card = run.path("models", "full-s0", "guda.json")
+    value = json.loads(card.read_text())
+    for losses, warned in (([1.0] * 100, False), ([1.0 - i / 110 for i in range(100)], True)):
+        card.write_text(json.dumps(value | {"losses": losses}))
+        for command in ("fit", "score"):
+            said = guda(command, run.root, "--method", "retrack")
+            assert said.code == 0, said
+            assert ("Warning: the model may not be trained enough" in said.out) == warned
+            told = json.loads(guda(command, run.root, "--method", "retrack", "--json").out)["warnings"]
+            assert any("trained enough" in line for line in told) == warned
+
+
 def test_a_narrow_terminal_gets_the_largest_leaks(run: Run) -> None:
     found = steps.health(run, ["retrack"], Inline())["retrack"]
 
@@ -59,7 +84,7 @@ def test_a_narrow_terminal_gets_the_largest_leaks(run: Run) -> None:
 def test_placebos_from_fit_to_score(guda: Guda, run: Run) -> None:
     # similarity cannot be fitted to a random group; retrack can, and is
     done = guda("fit", run.root, "--method", "similarity-pixel", "--method", "retrack", "--placebos", 2, "--json")
-    assert json.loads(done.out) == {"methods": ["similarity-pixel", "retrack"], "tasks_run": 2}
+    assert json.loads(done.out) == {"methods": ["similarity-pixel", "retrack"], "tasks_run": 2, "warnings": []}
     said = guda("score", run.root, "--method", "retrack")
     assert "2 placebo groups of 16 random images: half of their scores are below" in said.out
     assert "the first group is above that for" in said.out

@@ -23,8 +23,9 @@ def test_methods_against_each_other(guda: Guda, tmp_path: Path) -> None:
     assert set(found["pairs"][0]["metrics"]["top1"]) == {"mean", "lo", "hi", "p", "p_holm"}
     without = guda("evaluate", run.root)
     assert "every pair of methods" not in without.out
-    assert "Top-1 (paired over queries, Holm-corrected over 3 pairs): not separated from the best, " in " ".join(
-        without.out.split()
+    assert (
+        "Top-1 (paired over queries, Holm-corrected over 3 pairs in 3 metrics): not separated from the best, "
+        in " ".join(without.out.split())
     )
 
 

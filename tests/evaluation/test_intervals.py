@@ -18,6 +18,7 @@ from guda.evaluation.intervals import (
     EDGES,
     EXACT,
     Figure,
+    bin_of,
     bootstrap_mean,
     by_kind,
     by_probability,
@@ -209,6 +210,28 @@ def test_shapes_signs_and_order() -> None:
         sign_flip_test([0.1, np.nan])
     with refused("queries-too-few", match="at least 1 query"):
         sign_flip_test(np.zeros((3, 0)))
+
+
+def test_shares_hold_what_each_retraining_says_alone() -> None:
+    p = np.array([0.999] * 10 + [0.6] * 4)
+    agree = np.array([True] * 9 + [False] + [True] * 2 + [False] * 2)
+    alone = np.stack([np.array([True] * 10 + [False] * 4), np.array([True] * 6 + [False] * 8)])
+    plain, wide = by_probability(p, agree), by_probability(p, agree, alone=alone)
+    assert [(s.k, s.n, s.said) for s in plain] == [(s.k, s.n, s.said) for s in wide]
+    assert [(s.lo, s.hi) for s in plain] == [clopper_pearson(2, 4), clopper_pearson(9, 10)]
+    assert (wide[1].lo, wide[1].hi) == (clopper_pearson(6, 10)[0], clopper_pearson(10, 10)[1])
+    assert (wide[0].lo, wide[0].hi) == (clopper_pearson(0, 4)[0], clopper_pearson(2, 4)[1])
+    assert [s.seeds for s in (*plain, *wide)] == [0, 0, 2, 2]
+    assert by_probability(p, agree, alone=alone[:1]) == plain  # one retraining is the mean of its seeds
+    kinds = by_kind(["a"] * 10 + ["b"] * 4, agree, alone)
+    assert [(s.lo, s.hi) for s in kinds] == [(s.lo, s.hi) for s in reversed(wide)]
+
+
+def test_every_probability_has_its_bin() -> None:
+    for p in (0.0, 0.3, 0.5, 0.8, 0.95, 0.99, 1.0):
+        [share] = by_probability(np.array([p]), np.array([True]))
+        assert bin_of(p) == share.claim
+    assert bin_of(float("nan")) is None
 
 
 def test_holm_worked_example() -> None:

@@ -47,8 +47,14 @@ def test_figures_are_those_of_the_parts() -> None:
     interval = bootstrap_mean(d, n=400)
     assert (found.mean, found.lo, found.hi) == pytest.approx((interval.mean, interval.lo, interval.hi))
     assert found.p == sign_flip_test(d.mean(axis=0))
-    column = [p.metrics["top1"] for p in entry().pairs or ()]
-    assert [f.p_holm for f in column] == pytest.approx(holm([f.p for f in column]))
+
+
+def test_holm_covers_every_pair_in_every_metric_that_is_shown() -> None:
+    cells = [f for p in entry().pairs or () for f in p.metrics.values()]
+    assert len(cells) == 6 * 3
+    assert [f.p_holm for f in cells] == pytest.approx(holm([f.p for f in cells]))
+    worst = min(f.p for f in cells)
+    assert min(f.p_holm for f in cells) == pytest.approx(min(1.0, 18 * worst))
 
 
 def test_both_the_interval_and_p_must_say_so() -> None:
@@ -68,7 +74,9 @@ def test_twins_are_not_separated_and_noise_is() -> None:
     assert not by_pair["good", "twin"].separated
     assert by_pair["good", "bad"].separated
     text = told_apart(entry("bad"))
-    assert text.startswith("Top-1 (paired over queries, Holm-corrected over 6 pairs): not separated from the best, ")
+    assert text.startswith(
+        "Top-1 (paired over queries, Holm-corrected over 6 pairs in 3 metrics): not separated from the best, "
+    )
     best, other = ("good", "twin") if "the best, good" in text else ("twin", "good")
     assert f"not separated from the best, {best}: {other}; not separated from the ceiling: " in text
     assert "bad" not in text

@@ -14,7 +14,7 @@ from guda import steps
 from guda.data.groups import Groups
 from guda.errors import GudaError
 from guda.methods.base import get_method
-from guda.methods.health import Health, leakage, read_health
+from guda.methods.health import DriftFigure, Health, leakage, read_health, soundness
 from guda.methods.reference import draw_reference, reference
 from guda.methods.regroup import Placebos, fitted_placebos, placebo_size, placebos_of
 from guda.methods.terms import load_queries
@@ -353,3 +353,63 @@ def test_health_of_other_settings_is_not_shown(run: Run) -> None:
     steps.change_settings(run, ["logo"], ["seeds=[1]"])
     assert read_health(run, get_method(run, "hybrid")) is None
     assert read_health(run, get_method(run, "logo")) is None
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "drift", "expected"),
+    [
+        ([90.0, 4.0, 5.0], (4.5, 4.0, 5.0), "sound"),
+        (
+            [90.0, 45.0, 5.0],
+            (25.0, 20.0, 30.0),
+            "leaks",
+        ),  # exactly half of its own; before drift, which follows from it
+        ([90.0, 44.0, 5.0], (24.5, 20.0, 30.0), "drifts"),
+        ([90.0, 24.0, 25.0], (24.5, -1.0, 50.0), "sound"),  # not clear of zero
+        ([90.0, -24.0, -25.0], (-24.5, -30.0, -20.0), "drifts"),  # explained better: the model changed all the same
+        ([90.0, 20.0, 20.0], (22.5, 22.0, 23.0), "sound"),  # a quarter of its own is not more than a quarter
+        ([1.9, 0.0, 0.0], (0.0, -1.0, 1.0), "forgets nothing"),
+        ([-5.0, -9.0, 3.0], (-3.0, -4.0, -2.0), "forgets nothing"),
+    ],
+)
+def test_a_counterfactual_is_sound_or_it_is_said_why_not(row, drift, expected) -> None:
+    mean, lo, hi = drift
+    assert soundness(0, row, [1.0, 1.0, 1.0], DriftFigure(mean=mean, stderr=1.0, lo=lo, hi=hi)) == expected
+
+
+def test_a_leak_within_its_error_is_none() -> None:
+    drift = DriftFigure(mean=0.0, stderr=1.0, lo=-2.0, hi=2.0)
+    assert soundness(0, [10.0, 6.0], [1.0, 3.1], drift) == "sound"
+    assert soundness(0, [10.0, 6.0], [1.0, 2.9], drift) == "leaks"
+    assert soundness(0, [10.0, 6.0], [None, None], drift) == "leaks"  # one image each: no error is known
+
+
+def test_verdicts_are_in_the_file_and_computed_of_files_from_before(run: Run) -> None:
+    found = steps.health(run, ["retrack"], Inline())["retrack"]
+    path = run.path("health", f"{found.artifact}.json")
+    kept = json.loads(path.read_text())
+    assert kept["verdicts"] == found.verdicts
+    assert set(kept["verdicts"]) == set(GROUPS)
+    del kept["verdicts"]
+    path.write_text(json.dumps(kept))
+    assert read_health(run, get_method(run, "retrack")) == found
+    bad = [g for g, v in found.verdicts.items() if v != "sound"]
+    assert (found.unsound() == "") == (not bad)
+    assert [w for w in steps.warnings(run, ["retrack"]) if w.startswith("retrack: ")] == (
+        [found.unsound()] if bad else []
+    )
+
+
+def test_many_groups_are_counted_in_the_line(run: Run) -> None:
+    found = steps.health(run, ["retrack"], Inline())["retrack"]
+    zero, n = np.zeros((7, 7)), 7
+    many = found.model_copy(
+        update={"groups": [f"g{i}" for i in range(n)], "matrix": zero.tolist(), "stderr": zero.tolist(),
+                "drift": [found.drift[0]] * n}
+    )  # fmt: skip
+    assert many.unsound() == (
+        "retrack: 7 of 7 counterfactuals are not sound (forgets nothing: g0, g1, g2, g3 and 3 more)"
+    )

@@ -64,6 +64,17 @@ def test_nothing_is_said_of_what_was_not_measured(run):
     assert all(m["null"] is None for m in embedded(html)["methods"])
 
 
+def test_verdicts_of_counterfactuals_are_shown_and_warned_of(run):
+    add_health(run, "retrack")
+    text = Page(render(run, SET)).text
+    assert "All counterfactuals are sound." in text
+    assert "Warning" not in text
+    add_health(run, "retrack", drift=45.0)
+    text = Page(render(run, SET)).text
+    assert "Warning: retrack: 3 of 3 counterfactuals are not sound (drifts: " in text
+    assert text.count("drifts") >= 3 + 2
+
+
 def test_the_matrix_and_the_drift_are_shown(run):
     found = add_health(run, "retrack")
     html = render(run, SET)

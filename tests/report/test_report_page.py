@@ -201,6 +201,40 @@ def test_main_method_is_an_elbo_method_other_than_the_oracle(tmp_path):
     assert Page(html).text.count("retraining ranks group") == 6
 
 
+def test_the_method_that_was_right_leads(tmp_path):
+    run = make_run(tmp_path / "run")
+    for i, name in enumerate(("retrack", "shift", "esd", "similarity-pixel", "logo")):
+        add_scores(run, name, i, intervals=name[0] != "s" or name == "shift", unit="nats" if i != 3 else "cosine")
+    data = embedded(render(run, SET))
+    before = data["methods"][data["main"]]["id"]
+    assert "guda evaluate measures how far it agrees" in Page(render(run, SET)).text
+
+    def measured(**top1):
+        figure = lambda m: {"mean": m, "lo": m, "hi": m}  # noqa: E731
+        methods = {name.replace("_", "-"): {"metrics": {"top1": figure(m)}} for name, m in top1.items()}
+        value = {"n_queries": 6, "seeds": [1], "ceiling": None, "methods": methods, "n_groups": 3}
+        write_json(run.path("scores", SET, "evaluation.json"), value)
+        html = render(run, SET)
+        data = embedded(html)
+        main = data["methods"][data["main"]]["id"]
+        assert f'<option value="{data["main"]}" selected>{main}' in html
+        return main, Page(html).text
+
+    main, text = measured(retrack=0.4, shift=0.9, esd=0.5, similarity_pixel=0.95)
+    assert main == "shift"  # of those with counterfactuals
+    assert "shift is shown first because it agreed best with retraining, for 90 %" in text
+    assert measured(retrack=0.9, shift=0.04, esd=0.5)[0] == "retrack"
+    everyone = [m["id"] for m in data["methods"] if m["id"] in ("retrack", "shift", "esd")]
+    assert measured(retrack=0.5, shift=0.5, esd=0.5)[0] == everyone[0]  # ties: in the recipe's order
+    assert measured(similarity_pixel=0.9)[0] == before  # nothing was measured of any with models
+
+
+def test_without_an_oracle_the_headline_is_not_validated(run):
+    assert "retrack is the recipe's first method; it was not validated against retraining." in Page(
+        render(run, SET)
+    ).text.replace("’", "'")
+
+
 def test_every_picture_shows_every_group_ranked_without_javascript(run):
     html = render(run, SET)
     scores = Scores.read(run.path("scores", SET, "retrack.parquet"))

@@ -69,6 +69,35 @@ def test_calibration_counts_where_retraining_agrees(tmp_path):
     assert content.calibration(content.oracle) is None
 
 
+def test_how_often_such_claims_were_right_stands_beside_every_claim(tmp_path):
+    sure, unsure = [0.995, 0.005, 0.0], [0.6, 0.4, 0.0]
+    run = odds_run(tmp_path / "run", [sure, sure, sure, unsure], [0, 0, 1, 0])
+    html = render(run, SET)
+    text = Page(html).text
+    assert text.count("claims of this strength: retraining agreed for 67 % [9, 99] of 3 pictures") == 3
+    assert text.count("claims of this strength: retraining agreed for 100 % [") == 1
+    data = {m["id"]: m for m in embedded(html)["methods"]}
+    sentences, places = data["retrack"]["claims"]
+    assert [sentences[i].rpartition(" of ")[2] for i in places] == ["3 pictures"] * 3 + ["1 picture"]
+    assert data["logo"]["claims"] is None  # retraining itself
+    assert "given these models" in text
+    assert "exact" not in text.partition("When it was sure")[2].partition("How far to trust the")[0]
+
+
+def test_the_interval_holds_agreement_with_each_retraining_alone(tmp_path):
+    run = odds_run(tmp_path / "run", [[0.995, 0.005, 0.0]] * 4, [0, 0, 0, 0])
+    plain = Scores.read(run.path("scores", SET, "logo.parquet"))
+    for seed, gold in ((1, [0, 0, 0, 0]), (2, [0, 1, 1, 1])):
+        score = np.eye(3)[gold] * 9
+        one = Scores(f"logo-s{seed}", "nats", "ELBO", plain.queries, plain.groups, score, 240)
+        one.write(run.path("scores", SET, f"logo-s{seed}.parquet"))
+    content = Content.read(run, SET)
+    [share], _ = content.calibration(content.view)
+    assert (share.k, share.n, share.seeds) == (4, 4, 2)
+    assert (share.lo, share.hi) == (clopper_pearson(1, 4)[0], 1.0)
+    assert "widened to hold agreement with each of the 2 retrainings alone" in Page(render(run, SET)).text
+
+
 def test_without_an_oracle_calibration_is_said_to_be_unmeasured(tmp_path):
     run = make_run(tmp_path / "run")
     add_scores(run, "retrack")

@@ -143,6 +143,9 @@ def cluster_text(value: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+VERDICT = len("forgets nothing") + 2
+
+
 def health_tables(found: Health, width: int) -> Iterator[Any]:
     """Renderables for rich: the whole matrix if it fits the width, otherwise each row's largest leak."""
     import numpy as np
@@ -159,21 +162,25 @@ def health_tables(found: Health, width: int) -> Iterator[Any]:
     drift = [" ".join(measured(d.mean, d.lo, d.hi, digits)) for d in found.drift]
     errors = [plus_minus(d.mean, d.stderr, digits) for d in found.drift]
     columns = [max(len(names[j]), *(len(row[j]) for row in cells)) for j in range(len(names))]
-    whole = sum(c + 2 for c in columns) + max(len("without"), *map(len, names)) + max(map(len, errors)) + 4 <= width
+    room = sum(c + 2 for c in columns) + max(len("without"), *map(len, names)) + max(map(len, errors)) + 4
+    whole = room + VERDICT <= width
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("without", no_wrap=True)
     for title in ["drift", *names] if whole else ["drift [95 %]", "itself", "largest leak"]:
         table.add_column(Text(title), justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    verdicts = list(found.verdicts.values())
     for k, name in enumerate(names):
         if whole:
             shown = [Text(text, "bold" if j == k else "") for j, text in enumerate(cells[k])]
         else:
             j = int(np.abs(beside[k]).argmax())
             shown = [Text(cells[k][k], "bold"), Text(f"{names[j]} {cells[k][j]}")]
-        table.add_row(Text(name), Text(errors[k] if whole else drift[k]), *shown)
+        table.add_row(Text(name), Text(errors[k] if whole else drift[k]), *shown, Text(verdicts[k]))
     yield Text(f"{found.method}: nats; positive = images explained worse without the group", "bold")
     yield Text(f"{found.estimand}; on {sum(found.images)} {found.note}", "dim")
     yield table
     if whole:
         yield Text("rows: removed group; columns: whose images; diagonal: forgetting; off the diagonal: leakage", "dim")
     yield Text("drift: mean over the images of all other groups" + (", ± standard error" if whole else ""), "dim")
+    yield Text(found.unsound() or f"{found.method}: all {len(names)} counterfactuals are sound", "bold")

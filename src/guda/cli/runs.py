@@ -132,7 +132,9 @@ def fit(
             f"the recipe of {run} names no method to fit (logo is fitted only when asked for); give --method",
         )
     done = steps.fit(folder, methods, engine, placebos)
-    say({"methods": methods, "tasks_run": done}, f"Fitted {', '.join(methods)} ({done} tasks run).", as_json)
+    warnings = steps.warnings(folder)
+    text = "\n".join([f"Fitted {', '.join(methods)} ({done} tasks run).", *(f"Warning: {line}" for line in warnings)])
+    say({"methods": methods, "tasks_run": done, "warnings": warnings}, text, as_json)
 
 
 @command

@@ -93,9 +93,12 @@ def score(
     lines += origin.sentences(told, len(come or ()))
     if come is not None and not told["asked"]:
         lines.append(f"Not asked whether the model makes such pictures: {why_unknown(folder)}")
+    warnings = steps.warnings(folder, methods)
+    lines += [f"Warning: {line}" for line in warnings]
     value = {
         "queries": chosen,
         "origins": None if come is None else told,
+        "warnings": warnings,
         "scores": {
             m: {
                 "path": str(steps.scores_path(folder, chosen, m, variant)),
@@ -167,12 +170,14 @@ def show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = N
         return
     from rich.console import Console
 
-    from guda.evaluation.tables import averages_table, terminal
+    from guda.evaluation.tables import attributable_tables, averages_table, terminal
 
     console = Console()
     console.print(terminal(name, entry, console.width))
     if averages := averages_table(name, entry):
         console.print(averages.rich())
+    for table in attributable_tables(name, entry):
+        console.print(table.rich())
     if pairs:
         from guda.evaluation.tables import pairs_terminal
 

@@ -219,7 +219,9 @@ def _note(n_seeds: int) -> str:
             "noise included. Intervals are over queries only."
         )
     gold = "gold = the other seed" if n_seeds == 2 else f"gold = mean of the other {n_seeds - 1} seeds"
-    over = "queries and seeds" if n_seeds >= RESAMPLE_SEEDS_FROM else "queries, given these models"
+    over = "queries and seeds"
+    if n_seeds < RESAMPLE_SEEDS_FROM:
+        over = "queries, given these models: two seeds are too few to show how other retrainings would come out"
     return f"Ceiling: one LOGO retraining; {gold}, averaged over {n_seeds} seeds. Intervals are over {over}."
 
 

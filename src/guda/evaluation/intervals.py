@@ -1,4 +1,4 @@
-"""Bootstrap intervals of means over queries, paired permutation tests, and exact intervals of shares.
+"""Bootstrap intervals of means over queries, paired permutation tests, and binomial intervals of shares.
 
 Figures are over queries, and over seeds where there are enough of them:
 
@@ -15,12 +15,15 @@ A permutation test asks whether two methods a, b are exchangeable, d_q = a_q - b
 Queries on which they agree (d = 0) drop out. With few others all sign vectors are counted, and p is exact. With more,
 n keyed ones are drawn, the same for every pair, and p = (1 + #{|T*| >= |T|}) / (1 + n), which is never too small.
 
-Calibration: of the pictures for which a method was so sure, the share where retraining agrees. Agreement is a coin
-thrown n times, so a share k / n has Clopper and Pearson's exact interval: with Beta(a, b) quantiles
+Calibration: of the pictures for which a method was so sure, the share where retraining agrees. A share k / n has
+Clopper and Pearson's interval: with Beta(a, b) quantiles
 
-    lo = Beta(alpha/2; k, n - k + 1),   hi = Beta(1 - alpha/2; k + 1, n - k),   lo = 0 at k = 0, hi = 1 at k = n,
+    lo = Beta(alpha/2; k, n - k + 1),   hi = Beta(1 - alpha/2; k + 1, n - k),   lo = 0 at k = 0, hi = 1 at k = n.
 
-which covers at least 1 - alpha whatever the true share. Claims are the probability that the method's first group is
+It covers at least 1 - alpha for n independent throws of a coin. Pictures are that only given the models: all of them
+meet the same method and the same retrainings, so the interval is over pictures, GIVEN THESE MODELS. Where there are two
+retrainings or more, it is widened until it also holds the interval of agreement with each of them alone, which shows
+how far the models matter. Claims are the probability that the method's first group is
 first (it knows of the noise of scoring only), or the kind of verdict on the picture.
 """
 
@@ -190,7 +193,9 @@ EDGES = (0.0, 0.5, 0.8, 0.95, 0.99, 1.0)  # a bin is [a, b); the last has its en
 
 @dataclass(frozen=True)
 class Share:
-    """Of `n` pictures with the same claim, `k` where retraining has the same first group."""
+    """Of `n` pictures with the same claim, `k` where retraining has the same first group.
+
+    lo, hi: given these models; widened over `seeds` retrainings, if there are several."""
 
     claim: str  # "80-95 %", or a kind of verdict
     k: int
@@ -198,6 +203,7 @@ class Share:
     lo: float
     hi: float
     said: float | None = None  # mean of the claimed probabilities; None where the claim is not a number
+    seeds: int = 0  # retrainings whose own agreement the interval holds too
 
     @property
     def mean(self) -> float:
@@ -215,23 +221,38 @@ def clopper_pearson(k: int, n: int, level: float = LEVEL) -> tuple[float, float]
     return lo, hi
 
 
-def _share(claim: str, agree: np.ndarray, said: float | None = None) -> Share:
-    k, n = int(agree.sum()), len(agree)
-    return Share(claim, k, n, *clopper_pearson(k, n), said)
+def _share(
+    claim: str, inside: np.ndarray, agree: np.ndarray, alone: np.ndarray | None, said: float | None = None
+) -> Share:
+    """Of the pictures `inside`; `alone` [S, Q]: agreement with each retraining by itself."""
+    k, n = int(agree[inside].sum()), int(inside.sum())
+    seeds = [] if alone is None or len(alone) < 2 else [int(row[inside].sum()) for row in alone]
+    ends = [clopper_pearson(x, n) for x in (k, *seeds)]
+    return Share(claim, k, n, min(lo for lo, _ in ends), max(hi for _, hi in ends), said, len(seeds))
 
 
-def by_probability(p: np.ndarray, agree: np.ndarray, edges: Sequence[float] = EDGES) -> list[Share]:
+def by_probability(
+    p: np.ndarray, agree: np.ndarray, edges: Sequence[float] = EDGES, alone: np.ndarray | None = None
+) -> list[Share]:
     """`p`, `agree` [Q]: the claimed probability of the first group and whether it is right; empty bins are left out.
-    Pictures without a claim (NaN) are not counted."""
+    Pictures without a claim (NaN) are not counted. `alone` [S, Q]: whether each retraining by itself agrees."""
     found = []
     for a, b in pairwise(edges):
         inside = (p >= a) & ((p <= b) if b == edges[-1] else (p < b))
         if inside.any():
-            found.append(_share(f"{100 * a:g}-{100 * b:g} %", agree[inside], float(p[inside].mean())))
+            found.append(_share(f"{100 * a:g}-{100 * b:g} %", inside, agree, alone, float(p[inside].mean())))
     return found
 
 
-def by_kind(kinds: Sequence[str], agree: np.ndarray) -> list[Share]:
+def by_kind(kinds: Sequence[str], agree: np.ndarray, alone: np.ndarray | None = None) -> list[Share]:
     """The same by the kind of verdict, in order of first appearance."""
     named = np.array(kinds)
-    return [_share(kind, agree[named == kind]) for kind in dict.fromkeys(kinds)]
+    return [_share(kind, named == kind, agree, alone) for kind in dict.fromkeys(kinds)]
+
+
+def bin_of(p: float, edges: Sequence[float] = EDGES) -> str | None:
+    """The claim, as `by_probability` names it, that a probability belongs to."""
+    for a, b in pairwise(edges):
+        if a <= p < b or p == b == edges[-1]:
+            return f"{100 * a:g}-{100 * b:g} %"
+    return None

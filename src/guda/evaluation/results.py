@@ -29,6 +29,7 @@ from pydantic import (
 
 from guda.config import Config
 from guda.errors import GudaError
+from guda.evaluation.attributable import Attributability
 from guda.evaluation.ceiling import CEILING, Comparison, Floor, Reliability
 from guda.evaluation.intervals import Figure
 from guda.files import library_versions, read_json, write_json
@@ -64,7 +65,7 @@ class PairFigure(Figure):
     """A difference of two methods, paired over queries."""
 
     p: float = Field(ge=0, le=1, description="two-sided sign-flip permutation test over queries")
-    p_holm: float = Field(ge=0, le=1, description="the same, Holm-corrected over all pairs of the entry")
+    p_holm: float = Field(ge=0, le=1, description="the same, Holm-corrected over all pairs and metrics of the entry")
 
     @property
     def separated(self) -> bool:
@@ -105,13 +106,17 @@ class DatasetEntry(Config):
     averages: dict[str, dict[str, GroupAverage]] | None = Field(
         default=None, description="of excess scores: by method and group, what is left out of them"
     )
+    attributable: dict[str, Attributability] | None = Field(
+        default=None, description="by method with several trainings or placebos: which groups can be attributed at all"
+    )
 
     @model_serializer(mode="wrap")
-    def _without_averages(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Files of scores that leave nothing out have no such key."""
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Files of scores that leave nothing out, and of what was measured before, have no such keys."""
         value: dict[str, Any] = handler(self)
-        if self.averages is None:
-            value.pop("averages", None)
+        for key in ("averages", "attributable"):
+            if getattr(self, key) is None:
+                value.pop(key, None)
         return value
 
 
@@ -144,7 +149,7 @@ def dataset_entry(
 ) -> DatasetEntry:
     """What `compare` found, and costs by method id; the cost of `logo` goes with the ceiling's figures.
 
-    `named`: unit and sign of the scores, if not nats of an ELBO difference; averages of excess scores."""
+    `named`: unit and sign of the scores, if not nats of an ELBO difference; averages of excess scores; attributable."""
     costs = costs or {}
     if len(seeds) != comparison.n_seeds:
         raise GudaError(

@@ -2,10 +2,10 @@
 and names, which the other tables of figures share.
 
 `separation` lists every pair of methods, the ceiling among them, with difference, interval and p. A pair counts as
-separated in a metric when its paired bootstrap interval leaves out 0 AND its permutation p, Holm-corrected over the
-table of that metric, is at most 0.05. Otherwise the words are "not separated". LOGO is the ceiling, one retraining.
-With several LOGO seeds d_q is the mean over the golds (ceiling.py), and the permutation is over queries given the
-models; the interval is over seeds too from three on.
+separated in a metric when its paired bootstrap interval leaves out 0 AND its permutation p, Holm-corrected over every
+pair and metric that the table shows, is at most 0.05. Otherwise the words are "not separated". LOGO is the ceiling, one
+retraining. With several LOGO seeds d_q is the mean over the golds (ceiling.py), and the permutation is over queries
+given the models; the interval is over seeds too from three on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from guda.evaluation.attributable import FEWEST_PLACEBOS, MOST, TARGET
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.metrics import LABELS, SIX, random_baseline
 from guda.evaluation.results import Cost, DatasetEntry, Figure, GroupAverage
@@ -112,7 +113,9 @@ def told_apart(entry: DatasetEntry, metric: str = "top1") -> str:
         for one, name in ((best, f"the best, {best}"), (CEILING, "the ceiling"))
     ]
     sentences = "; ".join(t for t in told if t)
-    rule = f"paired over queries, Holm-corrected over {len(tested)} pair{'' if len(tested) == 1 else 's'}"
+    shown = len({m for p in entry.pairs or () for m in p.metrics})
+    pairs = f"{len(tested)} pair{'' if len(tested) == 1 else 's'}"
+    rule = f"paired over queries, Holm-corrected over {pairs} in {shown} metric{'' if shown == 1 else 's'}"
     return f"{LABELS[metric]} ({rule}): {sentences}." if sentences else ""
 
 
@@ -201,12 +204,44 @@ def averages_table(name: str, entry: DatasetEntry) -> Table | None:
     return Table.of(title, columns, rows, note, "averages")
 
 
+ATTRIBUTABLE_NOTE = (
+    "Reliability: the share of a group's differences between pictures that repeats in another training (constants of "
+    "groups and pictures taken off), with its 95 % interval over pictures, given these trainings. attributable: what "
+    f"there is reaches {TARGET:g}. pool with others: there is a signal, but it takes the trainings in the last column; "
+    f"until then report the group together with others. below noise: not told from noise (Holm over groups), or more "
+    f"than {MOST} trainings. Where a group is not attributable, fall back to its share of the training data."
+)
+
+
+def attributable_tables(name: str, entry: DatasetEntry) -> list[Table]:
+    """Of every method with several trainings or placebos: what each group's scores are worth."""
+    tables = []
+    for method, found in (entry.attributable or {}).items():
+        made_of = [f"{found.trainings} training{'' if found.trainings == 1 else 's'}"]
+        made_of += [f"{found.placebos} placebos"] if found.placebos else []
+        rows: list[tuple[Cell, ...]] = [
+            (g.group, g.answer, figure(g.one), number(g.mean_of_seeds),
+             None if g.one is None else str(g.retrainings) if g.retrainings else "no number")
+            for g in found.groups
+        ]  # fmt: skip
+        columns = [
+            Column("group"), Column("answer", align="left"), Column("reliability, one training", interval=True),
+            Column(f"of the mean of {found.trainings}"), Column(f"trainings for {TARGET:g}"),
+        ]  # fmt: skip
+        title = f"{name}: can a group be attributed at all? By {method}, {' and '.join(made_of)}"
+        note = ATTRIBUTABLE_NOTE
+        if found.count("unknown"):
+            note = f"Not known: that takes two LOGO seeds, or {FEWEST_PLACEBOS} placebos of a method (--placebos)."
+        tables.append(Table.of(title, columns, rows, note, f"attributable-{method}"))
+    return tables
+
+
 TESTED = ("top1", "mrr", "spearman")
 
-ENOUGH = 40  # sign vectors per pair: the smallest p, 1 / (flips + 1), is at most 1/40 after Holm's correction
+ENOUGH = 40  # sign vectors per test: the smallest p, 1 / (flips + 1), is at most 1/40 after Holm's correction
 
 CORRECTION = (
-    "p: two-sided sign-flip permutation of per-query differences, Holm-corrected over the table of each metric; "
+    "p: two-sided sign-flip permutation of per-query differences, Holm-corrected over all pairs and metrics shown; "
     f"{NOT_SEPARATED}: the 95 % interval covers 0 or p > {ALPHA:g}."
 )
 
@@ -220,15 +255,16 @@ def separation(
     pairs = list(combinations(everyone, 2))
     if not pairs or found.samples is None:
         return []
-    flips = max(flips, ENOUGH * len(pairs) - 1)
+    flips = max(flips, ENOUGH * len(pairs) * len(metrics) - 1)
     values = [{name: a.per_seed[metric].mean(axis=0) for name, a in everyone.items()} for metric in metrics]
     differences = np.stack([np.stack([v[a] - v[b] for a, b in pairs]) for v in values])
     tested = sign_flip_test(differences, flips, seed)  # all metrics at once: they share the sign vectors
+    corrected = holm(tested.ravel()).reshape(tested.shape)  # who reads the table reads all of its columns
     columns = {}
-    for metric, d, p in zip(metrics, differences, tested, strict=True):
+    for metric, d, p, p_holm in zip(metrics, differences, tested, corrected, strict=True):
         m = list(METRICS).index(metric)
         figures = []
-        for row, (a, b), plain, adjusted in zip(d, pairs, p, holm(p), strict=True):
+        for row, (a, b), plain, adjusted in zip(d, pairs, p, p_holm, strict=True):
             i = percentile_interval(row.mean(), found.samples[a][:, m] - found.samples[b][:, m])
             figures.append(PairFigure(mean=i.mean, lo=i.lo, hi=i.hi, p=float(plain), p_holm=float(adjusted)))
         columns[metric] = figures

@@ -57,6 +57,10 @@ class ElboMethod(Method):
         """Of retrainings and of unlearnings by several seeds, each set by its seed; else nothing."""
         return {}
 
+    def independent_seeds(self) -> tuple[int, ...]:
+        """Seeds of `seed_sets` that count as retrainings of their own."""
+        return tuple(self.seed_sets())
+
     def on(self, grouping: Grouping) -> Self:
         """The same method with the same settings, for other groups."""
         grouping.check(self)

@@ -9,15 +9,27 @@ part of every score of k that has nothing to do with k (scoring/drift.py).
 Training images overstate forgetting: theta_full was trained on them, so even the diagonal of LOGO is larger than it
 would be on fresh pictures of the group. Compare matrices with one another, the oracle's above all, not with scores of
 queries.
+
+Each counterfactual has a verdict, by its row L[k, :] with own = L[k, k]; the first that applies:
+
+    forgets nothing   own is not two standard errors above zero
+    leaks             another group's images are explained worse by at least half as much as its own (and by two
+                      standard errors): that group's pictures would count for k too
+    drifts            the interval of the drift leaves out zero, and |drift| is more than a quarter of own: a good part
+                      of every score of k is there for any picture (excess scores leave most of it out)
+    sound             none of these
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import ValidationError, computed_field, model_validator
 
 from guda.config import Config
 from guda.errors import GudaError
@@ -35,6 +47,15 @@ from guda.scoring.drift import Drift, measure
 SIGN = "positive = the counterfactual explains the images worse than the full model"
 
 NOTE = "training images: the full model has trained on them, so forgetting is larger than on fresh pictures"
+
+
+Soundness = Literal["sound", "leaks", "drifts", "forgets nothing"]
+
+LEAK = 0.5  # of its own forgetting: with more, k and the other group can no longer be told apart by sizes of scores
+
+DRIFT = 0.25  # of its own forgetting: with more, noise of the operator is a visible part of every score
+
+CLEAR = 2.0  # standard errors
 
 
 class DriftFigure(Config):
@@ -70,6 +91,48 @@ class Health(Config):
     stderr: list[list[float | None]]  # over images; null where there is one image only
     drift: list[DriftFigure]  # per group
     bands: list[BandDrift]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdicts(self) -> dict[str, Soundness]:
+        """By group; always computed from the matrix, so that files from before have them too."""
+        rows = zip(self.groups, self.matrix, self.stderr, self.drift, strict=True)
+        return {name: soundness(k, row, error, drift) for k, (name, row, error, drift) in enumerate(rows)}
+
+    def unsound(self) -> str:
+        """One line on the counterfactuals that are not sound; empty if all are."""
+        found = self.verdicts
+        counted = Counter(v for v in found.values() if v != "sound")
+        if not counted:
+            return ""
+        kinds = "; ".join(f"{v}: {_listed([g for g in found if found[g] == v])}" for v in counted)
+        return f"{self.method}: {sum(counted.values())} of {len(found)} counterfactuals are not sound ({kinds})"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_verdicts(cls, value: Any) -> Any:
+        return {k: v for k, v in value.items() if k != "verdicts"} if isinstance(value, dict) else value
+
+
+NAMED = 4  # groups in a line; the others are counted
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
+def soundness(k: int, row: Sequence[float], error: Sequence[float | None], drift: DriftFigure) -> Soundness:
+    """Of the counterfactual without group k: what it does to images of every group, with standard errors."""
+    own = row[k]
+    if own <= CLEAR * (error[k] or 0.0):
+        return "forgets nothing"
+    if any(
+        x >= LEAK * own and x > CLEAR * (e or 0.0) for j, (x, e) in enumerate(zip(row, error, strict=True)) if j != k
+    ):
+        return "leaks"
+    if (drift.lo > 0 or drift.hi < 0) and abs(drift.mean) > DRIFT * own:
+        return "drifts"
+    return "sound"
 
 
 def health_path(method: Method) -> str:

@@ -2,6 +2,10 @@
 
 The scores of seed s are ELBO(full of seed s) - ELBO(retrained without k, seed s). Two retrainings disagree, so the
 oracle is the mean over seeds, and the agreement of one with the mean of the others is the ceiling.
+
+The seed of the model under study is not one of them: its full model IS that model, which also drew the pictures, so it
+would pass for an independent retraining that it is not. It is refused before anything is trained; where a run has such
+models from before, an evaluation leaves them out and says so.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from pydantic import Field, field_validator
 
 from guda.config import Config
 from guda.diffusion import distributed
+from guda.errors import GudaError
 from guda.files import digest
 from guda.methods.base import get_method, method
 from guda.methods.elbo import ElboMethod, Set
@@ -67,6 +72,23 @@ class Logo(ElboMethod):
             )
             for seed in self.config.seeds
         }
+
+    @property
+    def own_seed(self) -> int | None:
+        """The seed of the model under study; None where that was trained elsewhere."""
+        training = self.run.recipe.training
+        return None if training is None or self.run.recipe.model.path else training.seed
+
+    def check(self) -> None:
+        if self.own_seed in self.config.seeds:
+            raise GudaError(
+                "logo-seed-is-training",
+                f"methods.logo.seeds contains {self.own_seed}, the training.seed of the model under study, which is no "
+                "independent retraining; choose other seeds, e.g. [1, 2]",
+            )
+
+    def independent_seeds(self) -> tuple[int, ...]:
+        return tuple(s for s in self.config.seeds if s != self.own_seed)
 
     def _full(self, seed: int) -> str:
         return full_name(seed) if self.config.own_full else "base"

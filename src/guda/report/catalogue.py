@@ -104,7 +104,9 @@ def _main(asked: Asked) -> str:
     if not there:
         fix = f"guda score {asked.run.root} --queries {name}"
         raise GudaError("scores-missing", f"no scores of {name!r} in {asked.run.root}; run: {fix}")
-    return there[main_method(asked.run, [asked.scores(m) for m in there])]
+    scores = [asked.scores(m) for m in there]
+    entry = read_evaluation(asked.run, name, len(scores[0].queries), len(scores[0].groups))
+    return there[main_method(asked.run, scores, entry)]
 
 
 def with_models(run: Run, methods: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from guda.data.images import ImageData
 from guda.data.queries import Queries
 from guda.errors import GudaError, Mismatch
-from guda.evaluation.intervals import Share, by_kind, by_probability
+from guda.evaluation.intervals import Share, bin_of, by_kind, by_probability
 from guda.evaluation.results import DatasetEntry
 from guda.files import digest_file
 from guda.methods.terms import load_queries
@@ -50,7 +50,7 @@ class Content:
         nulls = {s.method: placebo_null(run, name, s.method) for s in found}
         views = [MethodView(s, data.groups.sizes, _about(s.method), nulls[s.method]) for s in found]
         entry = None if variant else trust.read_evaluation(run, name, queries.n, len(data.groups))
-        return cls(run, name, variant, data, queries, views, main_method(run, found), nulls, entry)
+        return cls(run, name, variant, data, queries, views, main_method(run, found, entry), nulls, entry)
 
     @property
     def view(self) -> MethodView:
@@ -78,14 +78,49 @@ class Content:
         assert self.oracle is not None
         return np.asarray(view.order[:, 0] == self.oracle.order[:, 0])
 
+    @cached_property
+    def seed_firsts(self) -> np.ndarray:
+        """int [S, Q]: the first group by each retraining alone; S = 0 where their scores are not kept."""
+        from guda.steps import scores_path
+        from guda.steps.evaluate import run_oracle
+
+        found = []
+        if self.oracle is not None:
+            oracle = run_oracle(self.run)
+            for seed in oracle.independent_seeds():
+                path = scores_path(self.run, self.name, f"{oracle.method_id}-s{seed}")
+                if path.is_file() and (scores := Scores.read(path)).queries == self.queries.ids:
+                    found.append(np.argsort(scores.rank, axis=1, kind="stable")[:, 0])
+        return np.array(found, np.int64).reshape(-1, self.queries.n)
+
     def calibration(self, view: MethodView) -> tuple[list[Share], list[Share]] | None:
         """(by probability of being first, by verdict); None without an oracle, or for the oracle itself."""
         if self.oracle is None or view.id == self.oracle.id:
             return None
         agree, p = self.agrees(view), view.first_probability()
+        alone = np.asarray(view.order[:, 0] == self.seed_firsts)
         order: list[str] = [*LABELS]
-        kinds = by_kind([v.kind for v in view.verdicts], agree)
-        return ([] if p is None else by_probability(p, agree)), sorted(kinds, key=lambda s: order.index(s.claim))
+        kinds = by_kind([v.kind for v in view.verdicts], agree, alone)
+        bins = [] if p is None else by_probability(p, agree, alone=alone)
+        return bins, sorted(kinds, key=lambda s: order.index(s.claim))
+
+    def claims(self, view: MethodView) -> tuple[list[str], list[int]] | None:
+        """(sentences, which of them stands beside each picture's claim, -1: none): how often claims of that strength
+        were right; None where nothing was retrained, or of retraining itself."""
+        if (found := self.calibration(view)) is None:
+            return None
+        bins, kinds = found
+        p = view.first_probability()
+        place = {s.claim: i for i, s in enumerate([*bins, *kinds])}
+        strengths = [
+            (None if p is None or np.isnan(p[q]) else bin_of(float(p[q]))) or v.kind
+            for q, v in enumerate(view.verdicts)
+        ]
+        named = [v.kind in ("stands-out", "close", "unmeasured") for v in view.verdicts]
+        return (
+            [trust.claim_sentence(s) for s in (*bins, *kinds)],
+            [place[s] if said else -1 for s, said in zip(strengths, named, strict=True)],
+        )
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of what went in: weights, data, pictures and the files of scores."""
@@ -134,9 +169,14 @@ def read_scores(
     return found
 
 
-def main_method(run: Run, found: list[Scores]) -> int:
-    """Which method's answers the page shows first: an ELBO method that is not the oracle, by recipe order."""
+def main_method(run: Run, found: list[Scores], entry: DatasetEntry | None = None) -> int:
+    """Which method's answers are shown first: among those with counterfactual models, the one that agreed best with
+    retraining; where that was not measured, the recipe's first. Never the oracle, where there is another."""
     oracle = run.recipe.evaluation.against
+    if entry is not None:
+        ids = [s.method for s in found]
+        if best := trust.best_measured(entry, [s.method for s in found if s.reading.models and s.method != oracle]):
+            return ids.index(best)
     for fits in (lambda s: s.reading.models and s.method != oracle, lambda s: s.method != oracle):
         for i, scores in enumerate(found):
             if fits(scores):

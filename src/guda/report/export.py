@@ -19,7 +19,8 @@ JSON, schema "guda-report/1":
                             [{group, rank, score, stderr, lo, hi, p_first, rank_lo, rank_hi, stderr_training,
                             predicted_lo, predicted_hi, answer, n_evals}]}
     evaluation              the run's evaluation.json of this set (schema guda-results/1, one entry), or null
-    health                  {method: leakage and drift, as in RUN/health/}
+    health                  {method: leakage and drift, as in RUN/health/, and verdicts {group: sound, ...}}
+    warnings                lines to be read before any score: a model still learning, unsound counterfactuals
 
 PDF: printed by a browser of the Chromium family, if one is there.
 """
@@ -45,6 +46,7 @@ from guda.files import atomic_path, write_text
 from guda.report import costs, health
 from guda.report.cards import MethodView
 from guda.report.content import Content
+from guda.steps.health import warnings
 
 SCHEMA = "guda-report/1"
 
@@ -117,6 +119,7 @@ def to_json(content: Content) -> dict[str, Any]:
             for view, line in zip(content.views, timings, strict=True)
         ],
         "evaluation": content.entry.model_dump(mode="json") if content.entry else None,
+        "warnings": warnings(content.run, [v.id for v in content.views]),
         "health": {
             h.id: h.found.model_dump(mode="json")
             for h in health.read_views(content.run, content.views, content.main)

@@ -43,6 +43,7 @@ class Line:
     cells: tuple[Cell, ...]
     drift: str
     style: str
+    verdict: str
 
 
 class HealthView:
@@ -60,10 +61,10 @@ class HealthView:
         return self.found.method
 
     def lines(self) -> list[Line]:
-        largest = float(np.abs(self.matrix).max()) or 1.0
+        largest, verdicts = float(np.abs(self.matrix).max()) or 1.0, self.found.verdicts
         return [
             Line(name, tuple(self._cell(k, j, largest) for j in range(len(self.matrix))), self._drift(drift),
-                 self._style(drift))
+                 self._style(drift), verdicts[name])
             for k, (name, drift) in enumerate(zip(self.found.groups, self.found.drift, strict=True))
         ]  # fmt: skip
 
@@ -105,6 +106,7 @@ class HealthView:
             f"Largest leak: {signed(float(self.beside[k, j]), self.digits)} nats on images of {groups[j]} when "
             f"{groups[k]} is removed.",
         ]
+        said.append(f"{unsound}." if (unsound := self.found.unsound()) else "All counterfactuals are sound.")
         if oracle is not self and kind.endswith("excess"):
             said.append("The scores on this page are compared with the average picture, so most of the drift cancels.")
         elif oracle is not self:

@@ -15,6 +15,7 @@
     placebo: el.querySelector(".placebo-says"),
     odds: el.querySelector(".odds"),
     direction: el.querySelector(".direction"),
+    claimed: el.querySelector(".claimed"),
     drawn: el.querySelector(".drawn"),
     top: [...el.querySelectorAll(".top figure")],
   }));
@@ -131,6 +132,11 @@
       if (card.direction) {
         card.direction.textContent = m.directions ? m.directions[card.q] : "";
         card.direction.hidden = !card.direction.textContent;
+      }
+      if (card.claimed) {
+        const said = m.claims && !per ? m.claims[1][card.q] : -1; // verdicts per image are not what was compared
+        card.claimed.hidden = said < 0;
+        card.claimed.textContent = said < 0 ? "" : m.claims[0][said];
       }
       if (card.drawn) drawn(card, m, rows[0].g);
       if (card.placebo) {

@@ -19,7 +19,7 @@ import numpy as np
 
 from guda.errors import GudaError
 from guda.evaluation.sanity import table as sanity_table
-from guda.evaluation.tables import averages_table, comparison
+from guda.evaluation.tables import attributable_tables, averages_table, comparison
 from guda.files import write_text
 from guda.report import costs, health, trust
 from guda.report.cards import PER, MethodView
@@ -32,6 +32,7 @@ from guda.scoring.drift import SUBTRACTED
 from guda.scoring.reading import PATH_SIGN, READINGS, value
 from guda.scoring.scores import Scores
 from guda.scoring.verdict import LABELS
+from guda.steps.health import warnings
 from guda.table import percent, signed
 
 TEMPLATE = "page.html.j2"
@@ -158,6 +159,8 @@ def _cards(
     taught, first, ways = _taught(content), content.oracle_first, _ways(content)
     copied = _copied(content, symbols)
     drawn = None if drawings is None else drawings.methods.get(view.id)
+    claims = content.claims(view)
+    claimed = ["" if claims is None or claims[1][q] < 0 else claims[0][claims[1][q]] for q in range(queries.n)]
     return [
         {
             "number": q,
@@ -171,6 +174,7 @@ def _cards(
             "copied": copied[q],
             "odds": view.told_odds(q),
             "direction": view.direction(q),
+            "claimed": claimed[q],
             # tooltips of folded groups would be a tenth of a large page; the numbers are in the rows
             "rows": [replace(r, title="") if i >= SHOWN else r for i, r in enumerate(view.rows(q))],
             "scale": view.scale(q),
@@ -206,7 +210,7 @@ def _payload(content: Content, exemplars: list[tuple[str, ...]], drawings: Drawi
         "oddsNone": ODDS_NONE,
         "labels": LABELS,
         "drawings": None if drawings is None else drawings.to_json(),
-        "methods": [v.to_json() for v in content.views],
+        "methods": [v.to_json() | {"claims": content.claims(v)} for v in content.views],
     }
     return htmlsafe_json_dumps(value, dumps=lambda v, **_: json.dumps(v, separators=(",", ":"), allow_nan=False))
 
@@ -254,6 +258,9 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "drift_subtracted": any(v.estimand.endswith(SUBTRACTED) for v in views if healths and v.id == healths[0].id),
         "null_view": None if null is None else health.NullView(view, null),
         "has_nulls": any(n is not None for n in content.nulls.values()),
+        "warnings": warnings(run, ids),
+        "has_claims": oracle is not None,
+        "headline": trust.headline(content.entry, view.id, oracle is not None),
         "has_directions": any(v.scores.elbo is not None for v in views),
         "excess": view.reading.kind.endswith("excess"),  # whose mean over the pictures of the average is zero
         "asked": READINGS["elbo"].question,
@@ -263,6 +270,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "trust": trust,
         "comparison": None if content.entry is None else comparison(content.name, content.entry),
         "averages": None if content.entry is None else averages_table(content.name, content.entry),
+        "attributable": [] if content.entry is None else attributable_tables(content.name, content.entry),
         "costs": costs,
         "cost_lines": costs.cost_lines(run, content.name, views, content.variant),
         "stage_lines": costs.stage_lines(run),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from guda.errors import GudaError
 from guda.evaluation.ceiling import CEILING
 from guda.evaluation.intervals import Share
-from guda.evaluation.results import DatasetEntry, Figure
+from guda.evaluation.results import DatasetEntry, Figure, read_entry
 from guda.files import read_json
 from guda.run.run import Run
 from guda.table import percent, probability
@@ -69,6 +70,23 @@ def read_evaluation(run: Run, queries: str, n_queries: int, n_groups: int) -> Da
     return entry
 
 
+def best_measured(entry: DatasetEntry, methods: Sequence[str]) -> str | None:
+    """Of these methods the one that agreed best with retraining, ties by their order; None if none was measured."""
+    known = [m for m in methods if m != CEILING and m in entry.methods and METRIC in entry.methods[m].metrics]
+    return max(known, key=lambda m: entry.methods[m].metrics[METRIC].mean, default=None)
+
+
+def run_best(run: Run, methods: Sequence[str]) -> str | None:
+    """The same by the run's own evaluation; None where there is none that can be read."""
+    from guda.steps import choose_queries, scores_folder
+
+    try:
+        path = scores_folder(run, choose_queries(run)) / "evaluation.json"
+        return best_measured(read_entry(path), methods) if path.is_file() else None
+    except GudaError:  # several sets and none is the recipe's, or a damaged file: the report says which
+        return None
+
+
 def marks(entry: DatasetEntry) -> list[Mark]:
     return [Mark(m, e.metrics[METRIC]) for m, e in entry.methods.items() if m != CEILING and METRIC in e.metrics]
 
@@ -107,6 +125,24 @@ def sentences(entry: DatasetEntry, method: str) -> list[str]:
 def agreed(share: Share) -> str:
     """91 % [86, 95]"""
     return f"{percent(share.mean)} [{100 * share.lo:.0f}, {100 * share.hi:.0f}]"
+
+
+def claim_sentence(share: Share) -> str:
+    """Beside a claim on a card."""
+    return (
+        f"claims of this strength: retraining agreed for {agreed(share)} of {share.n:,} "
+        f"picture{'' if share.n == 1 else 's'}"
+    )
+
+
+def headline(entry: DatasetEntry | None, method: str, oracle: bool) -> str:
+    """Why the page leads with this method."""
+    found = None if entry is None else entry.methods.get(method)
+    if found is not None and METRIC in found.metrics:
+        return f"{method} is shown first because it agreed best with retraining, for {share(found.metrics[METRIC])}."
+    if oracle:
+        return f"{method} is shown first; guda evaluate measures how far it agrees with retraining."
+    return f"{method} is the recipe's first method; it was not validated against retraining."
 
 
 def calibration_sentence(method: str, shares: list[Share]) -> str:

@@ -198,6 +198,17 @@ def architecture(run: Run) -> Denoiser:
     return build_denoiser(run.recipe.model, load_data(run).shape).to(default_device())
 
 
+def training_warning(run: Run) -> str | None:
+    """One line where the model under study was trained here and its loss was still falling at the end."""
+    from guda.diffusion.curve import still_falling
+
+    if run.recipe.model.path is not None or run.recipe.training is None:
+        return None
+    path = run.path("models", resolve(run, "base"), CARD)
+    found = still_falling(read_json(path).get("losses") or []) if path.is_file() else None
+    return None if found is None else found.text
+
+
 def count_weights(run: Run, pattern: str = "all") -> int:
     """Numbers in the weights whose names a regular expression finds."""
     from guda.baselines.gradients import chosen_weights

@@ -9,7 +9,7 @@ from guda.steps.cross import evaluate_cross
 from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
 from guda.steps.fit import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, ray_engine, sample, train
 from guda.steps.function import evaluate_function
-from guda.steps.health import health, health_methods
+from guda.steps.health import health, health_methods, warnings
 from guda.steps.init import (
     change_groups,
     change_queries,
@@ -105,5 +105,6 @@ __all__ = [
     "update_settings",
     "upper_levels",
     "variant",
+    "warnings",
     "watch",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from guda.data.queries import Queries
 from guda.errors import GudaError
+from guda.evaluation.attributable import Attributability, attributable
 from guda.evaluation.ceiling import Comparison, compare, query_noise_floor
 from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.results import Cost, DatasetEntry, GroupAverage, dataset_entry
@@ -33,7 +34,7 @@ from guda.steps.fit import Engine, fit_tasks, ready
 from guda.steps.health import health
 from guda.steps.oracle import run_oracle
 from guda.steps.queries import tuned_on
-from guda.steps.score import parse_bands, publish, score, scored_methods, scores_folder, up_to_date
+from guda.steps.score import parse_bands, placebo_null, publish, score, scored_methods, scores_folder, up_to_date
 
 
 def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> DatasetEntry:
@@ -43,10 +44,10 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
     scores: dict[str, Scores] = {}
     for method in [oracle, *methods]:
         scores |= publish(run, queries, method, bands)
-    seeds = list(oracle.seed_sets())
+    seeds, notes = _seeds(oracle)
     gold = np.stack([scores[f"{oracle.method_id}-s{s}"].score for s in seeds])
     found = _compare(run, gold, {m.method_id: scores[m.method_id].score for m in methods})
-    notes = [found.note]
+    notes = [found.note, *notes]
     if less := [m.method_id for m in methods if scores[m.method_id].estimand.endswith(SUBTRACTED)]:
         notes.append(f"Scores of {', '.join(less)} are less their drift.")
     tuned = set(tuned_on(run, queries))
@@ -73,6 +74,7 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
         floor=None if rounds is None else query_noise_floor(rounds, asked.resamples, asked.seed),
         unit=scores[oracle.method_id].unit, sign=scores[oracle.method_id].sign,
         averages=_averages(queries, [oracle, *methods], bands) if run.recipe.scoring.excess else None,
+        attributable=_attributable(run, name, [oracle, *methods], scores, bands),
     )  # fmt: skip
     value = entry.model_dump(mode="json")
     if bands is not None:
@@ -131,6 +133,18 @@ def _shares(run: Run, queries: Queries, other: str) -> bool:
     return other in run.query_sets() and any(i.tobytes() in seen for i in load_queries(run, other).images)
 
 
+def _seeds(oracle: ElboMethod) -> tuple[list[int], list[str]]:
+    """The oracle's seeds that are retrainings of their own, and a sentence where others are not counted."""
+    every, own = list(oracle.seed_sets()), list(oracle.independent_seeds())
+    if len(own) == len(every):
+        return every, []
+    shared = next(s for s in every if s not in own)
+    why = f"LOGO seed {shared} is the training seed of the model under study, which is no independent retraining"
+    if not own:
+        return every, [f"{why}: figures against it flatter."]
+    return own, [f"{why}: it is left out."]
+
+
 def _averages(
     queries: Queries, methods: Sequence[Method], bands: Bands | None
 ) -> dict[str, dict[str, GroupAverage]]:  # fmt: skip
@@ -141,6 +155,23 @@ def _averages(
         rows = zip(*(columns[name].tolist() for name in columns), strict=True)
         cells = [GroupAverage(**dict(zip(columns, row, strict=True))) for row in rows]
         found[method.method_id] = dict(zip(method.groups, cells, strict=True))
+    return found
+
+
+def _attributable(
+    run: Run, name: str, methods: Sequence[Method], scores: Mapping[str, Scores], bands: Bands | None
+) -> dict[str, Attributability]:
+    """By every method with trainings to compare or placebos; the oracle is listed even where it cannot say."""
+    config, found = run.recipe.evaluation, {}
+    for method in filter(has_counterfactuals, methods):
+        m = method.method_id
+        seeds = [f"{m}-s{s}" for s in method.independent_seeds()]
+        several = np.stack([scores[s].score for s in (seeds if len(seeds) > 1 else [m])])
+        null = placebo_null(run, name, m, None if bands is None else bands.slug)
+        placebos = None if null is None else null.scores.score
+        told = attributable(method.groups, several, placebos, config.resamples, config.seed)
+        if method.oracle or told.count("unknown") == 0:
+            found[m] = told
     return found
 
 

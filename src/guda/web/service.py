@@ -26,6 +26,7 @@ from guda.methods.race import check_race
 from guda.methods.regroup import PLACEBO
 from guda.methods.terms import load_queries
 from guda.report.cards import MethodView
+from guda.report.trust import run_best
 from guda.run.data import scored_data
 from guda.run.models import load_model
 from guda.run.plan import probe, run_plan
@@ -49,7 +50,8 @@ class _Unfinished(Exception):
 
 class Service:
     def __init__(self, root: str | Path, method: str | None = None, limits: Limits | None = None) -> None:
-        """`method`: what the page offers first; default: the recipe's first that can be raced."""
+        """`method`: what the page offers first; default: as in the report, the one that agreed best with retraining
+        where that was measured, otherwise the recipe's first; of those that can be raced."""
         self.root, self.limits = Path(root), limits or Limits.model_validate({})
         self._opened: tuple[tuple[int, ...], Run] | None = None
         run = self.run
@@ -63,7 +65,7 @@ class Service:
                 f"{run.root} has no fitted method that can be raced; run: guda fit {run.root} --method retrack",
             )
         steps.variant(run, DEFAULT_RULE, None)  # a run whose scores cannot be raced is refused here
-        self.method = method or self.methods[0]
+        self.method = method or run_best(run, self.methods) or self.methods[0]
         self._jobs: dict[tuple[str, str, str], Job] = {}
         self._floors: dict[tuple[str, int], Null | None] = {}
         self._lock = threading.Lock()
@@ -275,7 +277,7 @@ class Service:
 
 
 def raceable(run: Run) -> list[str]:
-    """Fitted methods that can be raced, in the recipe's order: the first is what the report shows first, too."""
+    """Fitted methods that can be raced, in the recipe's order."""
 
     def fits(name: str) -> bool:
         try:
