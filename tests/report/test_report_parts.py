@@ -126,7 +126,7 @@ def test_nothing_stands_out_cannot_be_missed(tmp_path):
     text = Page(html).text
     assert '<li class="card nothing"' in html
     assert "For 1, nothing stands out" in text
-    assert "1 one group stands out, 0 first groups not separated, 1 nothing stands out." in text
+    assert "1 one group stands out, 0 too close to call, 1 nothing stands out." in text
     assert 'data-kind="nothing"' in html
     assert '<option value="nothing">' in html
 

@@ -348,7 +348,7 @@ def test_more_queries_rounds_and_methods_compute_only_what_is_missing(
     Queries((*known.ids[:5], "x", "y", "z"), images, None, "mixed").save(run.path("queries", "mixed"))
     engine = Inline()
     steps.score(run, "mixed", ["retrack"], engine)
-    assert len(engine.ran) == 1
+    assert len([name for name in engine.ran if name.startswith("score")]) == 1
     assert sum(evaluations) == 4 * 3 * per_round * 2  # base and three groups, three pictures, two rounds
     evaluations.clear()
     steps.score(run, "mixed", ["retrack", "logo"], engine)  # another method: the base is known

@@ -28,7 +28,7 @@ from guda.methods.terms import BYTES_PER_TERM, ModelRef, load_queries, run_score
 from guda.parts import FolderParts
 from guda.run import progress
 from guda.run.data import load_data, scored_groups
-from guda.run.models import cached_latents, load_model, run_schedule
+from guda.run.models import cached_latents, load_model, model_files, run_schedule
 from guda.run.parts import Sharded, query_shard, query_shards
 from guda.run.plan import needs_pilot, run_plan
 from guda.run.run import Run
@@ -46,7 +46,13 @@ FULL = ModelRef("base")
 
 
 def origins_asked(run: Run) -> bool:
-    return run.recipe.scoring.foreign != "skip"
+    """Not where there is no model to ask: some methods look at images alone."""
+    if run.recipe.scoring.foreign == "skip":
+        return False
+    try:
+        return isinstance(run, Sketch) or all(map(run.has, model_files(run, "base")))
+    except GudaError:
+        return False
 
 
 def draws_samples(run: Run) -> bool:

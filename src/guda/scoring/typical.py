@@ -88,8 +88,9 @@ def _distances(values: np.ndarray, curves: np.ndarray) -> np.ndarray:
     x, y = curves.transpose(2, 0, 1, 3), values.transpose(2, 0, 1)  # stratum first
     s, n, r = y.shape
     rows, flat = x.reshape(s, n * r, -1), y.reshape(s, n * r)
-    fit = np.einsum("sij,sj->si", np.linalg.pinv(rows), flat)
-    left = (flat - np.einsum("snk,sk->sn", rows, fit)).reshape(s, n, r).mean(axis=2).T  # [n, S]
+    products = rows.transpose(0, 2, 1) @ rows
+    fit = np.linalg.pinv(products, rcond=1e-10, hermitian=True) @ (rows.transpose(0, 2, 1) @ flat[..., None])
+    left = (flat - (rows @ fit)[..., 0]).reshape(s, n, r).mean(axis=2).T  # [n, S]
     left = left - left.mean(axis=0)
     left = left / np.maximum(left.std(axis=0), 1e-12)
     shape = (1 - SHRINK) * left.T @ left / n + SHRINK * np.eye(s)
