@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +48,30 @@ def test_probability_of_being_first_is_on_the_card_in_the_tooltip_and_in_the_dat
     run = odds_run(tmp_path / "run", [[0.61, 0.389, 0.001], [0.0, 1.0, 0.0]], [0, 1])
     html = render(run, SET)
     text = Page(html).text
-    assert f"probability of being first: {EVIL} 61 %, b & c 39 %" in text
-    assert "probability of being first: b & c >99 %" in text
+    assert f"probability of being first, given these models: {EVIL} 61 %, b & c 39 %" in text
+    assert "probability of being first, given these models: b & c >99 %" in text
     assert "first with probability &lt;1\N{NO-BREAK SPACE}%" in html
     data = {m["id"]: m for m in embedded(html)["methods"]}
     assert data["retrack"]["odds"] == [[[0, 0.61], [1, 0.389]], [[1, 1.0]]]
     assert data["logo"]["odds"] is None
     assert [probability(v) for v in (0.0, 0.5, 1.0)] == [f"{t}\N{NO-BREAK SPACE}%" for t in ("<1", "50", ">99")]
+
+
+def test_a_calibrated_answer_set_stands_in_place_of_probabilities(tmp_path):
+    run = odds_run(tmp_path / "run", [[0.61, 0.389, 0.001], [0.0, 1.0, 0.0]], [0, 1])
+    path = run.path("scores", SET, "retrack.parquet")
+    plain = Page(render(run, SET)).text
+    assert "not validated against retraining" in plain
+    validation = "95 % answer sets calibrated on 100 other pictures against 2 retrainings"
+    replace(Scores.read(path), answer=np.array([[1.0, 1, 0], [0, 1, 0]]), validation=validation).write(path)
+    html = render(run, SET)
+    text = Page(html).text
+    assert f"retraining puts one of these groups first (95 % of pictures): {EVIL}, b & c" in text
+    assert validation in text
+    assert ">99" not in text.split("Every picture")[-1]
+    data = {m["id"]: m for m in embedded(html)["methods"]}["retrack"]
+    assert data["odds"] == [[[0, None], [1, None]], [[1, None]]]
+    assert [v[3] for v in data["verdicts"]] == [validation] * 2
 
 
 def test_calibration_counts_where_retraining_agrees(tmp_path):
@@ -193,7 +211,9 @@ def test_json_says_the_same_as_the_page(tmp_path):
     assert [p["oracle_first"] for p in value["pictures"]] == [EVIL, "b & c"]
     retrack = next(m for m in value["methods"] if m["id"] == "retrack")
     page = embedded(render(run, SET))["methods"][1]
-    assert [[v["verdict"][k] for k in ("kind", "headline", "detail")] for v in retrack["answers"]] == page["verdicts"]
+    assert [[v["verdict"][k] for k in ("kind", "headline", "detail", "note")] for v in retrack["answers"]] == page[
+        "verdicts"
+    ]
     assert [g["rank"] for g in retrack["answers"][1]["groups"]] == [1, 2, 3]
     assert len(value["digests"]["scores/samples/retrack.parquet"]) == 64
 

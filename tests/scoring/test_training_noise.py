@@ -29,7 +29,7 @@ def draw(
 def test_a_fresh_training_is_predicted_as_often_as_claimed(seen: int, b: float, mixed: bool, scoring: float) -> None:
     rng = np.random.default_rng(0)
     hits = []
-    for _ in range(150):
+    for _ in range(100):
         scores = draw(rng, seen + 1, b=b, mixed=mixed, scoring=scoring)
         lo, hi = training_noise(scores[:-1]).predicted()
         hits.append(((lo <= scores[-1]) & (scores[-1] <= hi)).mean())

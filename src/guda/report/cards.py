@@ -192,7 +192,7 @@ class MethodView:
             per = signed(float(self.per_score[q, g]), self.per_digits)
             more = f"; {per} per {PER:,} images (group of {int(self.sizes[g]):,})"
         found = self.scores.cell(q, g)
-        if found.p_first is not None:
+        if found.p_first is not None and self.scores.answer is None:  # a calibrated set says it instead
             more += f"; first with probability {probability(found.p_first)}"
         if found.predicted_lo is not None and found.predicted_hi is not None:
             between = interval(found.predicted_lo, found.predicted_hi, self.digits)
