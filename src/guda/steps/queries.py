@@ -73,13 +73,16 @@ def tuned_on(run: Run, queries: Queries) -> list[str]:
 
 def choose_queries(run: Run, queries: str | None = None) -> str:
     """A set of the run by name; default: the recipe's samples, else the only set there is that nothing was tuned on and
-    that was not brought to the page."""
+    that was not brought to the page. Samples that were only drawn to compare others with do not count: where they are
+    not scored and a single other set is, it is that one."""
     sets = run.query_sets()
     if queries is None:
         own = set_name(run, run.recipe.queries)
+        others = [s for s in sets if s not in (own, *tuning_sets(run)) and not s.startswith(UPLOAD)]
         if own in sets:
-            return own
-        sets = [s for s in sets if s not in tuning_sets(run) and not s.startswith(UPLOAD)]
+            scored = [s for s in others if any(run.path("scores", s).rglob("*.parquet"))]
+            return scored[0] if len(scored) == 1 and not any(run.path("scores", own).rglob("*.parquet")) else own
+        sets = others
         if len(sets) == 1:
             return sets[0]
         if not sets:
