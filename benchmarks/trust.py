@@ -1,0 +1,281 @@
+"""Are claims as right as they say? Intervals, foreign pictures, answer sets, held-out pictures of known groups.
+
+    OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/trust.py [--runs FOLDER] [--only digits ...]     resumes
+
+digits        the demo's recipe with four LOGO seeds: coverage, foreign pictures, predictions of a left-out retraining,
+              answer sets calibrated on 200 pictures and counted on the 300 reported ones
+digits-held   150 images of every digit are trained on, the others are held-out real pictures of known groups
+
+Figures of benchmarks/results/trust.json; intervals .lo, .hi; E: elbo, path-excess (the presets' default)
+
+coverage.E.P.R                   share of (picture, group) scores whose 95 % interval with R rounds of plan P holds the
+                                 mean of ROUNDS - R other rounds, retrack, PICTURES pictures
+foreign_caught, .KIND            share of foreign pictures that are called so; blurred and occluded samples, which the
+                                 model may make, are apart: foreign_blurred, foreign_occluded
+foreign_false                    the same of fresh samples of the model (another seed): false alarms
+foreign_real                     the same of held-out real pictures (digits-held)
+predictive_coverage.E            share of scores of a LOGO seed inside what the other three predict
+answer_set_coverage.E.M, _size   share of reported pictures whose set holds retraining's first group (mean over seeds);
+                                 its size
+claims_99, claims_99_right.E.M   pictures whose answer set has one group at 99 %, and the share of them that retraining
+                                 confirms; claims_p99_right: the same of p_first > .99, which counts scoring noise alone
+stands_out.E.M, _right           pictures with verdict stands-out, and the share that retraining confirms
+sanity.E.M, sanity_claims.E.M    held-out real pictures: own group first; own group first where one group stands out
+sanity_claimed.E.M               share of them for which one does
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+from guda import steps
+from guda.data.queries import Queries
+from guda.diffusion.noise import generator
+from guda.evaluation.intervals import Figure, bootstrap_mean, clopper_pearson
+from guda.evaluation.results import DatasetEntry, read_results, write_results
+from guda.methods.base import get_method
+from guda.methods.elbo import has_counterfactuals
+from guda.methods.terms import load_queries
+from guda.run.recipe import Recipe, builtin_recipe
+from guda.run.run import Run
+from guda.run.samples import collect_samples, sample_tasks
+from guda.scoring.answer_set import covered
+from guda.scoring.estimate import difference
+from guda.scoring.training_noise import left_out_coverage
+from guda.steps.fit import Engine
+from path import scoring
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "benchmarks" / "results" / "trust.json"
+ESTIMANDS: dict[str, dict[str, Any]] = {
+    "elbo": {"estimand": "elbo", "excess": False, "plan": "importance", "strata": 12, "rounds": 3},
+    "path-excess": {"estimand": "path", "excess": True, "plan": "stratified", "strata": 6, "rounds": 3},  # the presets'
+}
+METHODS = ("retrack", "shift", "posterior", "hybrid")
+PICTURES, ROUNDS = 40, 32
+EACH = 50  # foreign pictures of a kind
+CALIBRATION = 200
+KINDS = ("noise", "gradient", "letter", "photograph", "inverted", "shuffled")
+APART = ("blurred", "occluded")
+Figures = dict[str, float]
+
+
+def put(figures: Figures, name: str, value: Figure) -> None:
+    figures |= {name: value.mean, f"{name}.lo": value.lo, f"{name}.hi": value.hi}
+
+
+def share(hits: np.ndarray) -> Figure:
+    lo, hi = clopper_pearson(int(hits.sum()), len(hits))
+    return Figure(mean=float(hits.mean()), lo=lo, hi=hi)
+
+
+def prepared(root: Path, name: str, engine: Engine) -> Run:
+    folder = root / name
+    if (folder / "run.json").is_file():
+        run = Run.open(folder)
+    else:
+        value = builtin_recipe("digits").model_dump(mode="json") | {"name": name}
+        if name == "digits":
+            value["methods"]["logo"]["seeds"] = [1, 2, 3, 4]
+        else:
+            value["data"]["limit_per_group"] = 150
+        run = steps.init(folder, Recipe.from_dict(value, name))
+    steps.fit(run, ["logo", *METHODS], engine)
+    steps.sample(run, engine)
+    return run
+
+
+# ---- coverage of scoring intervals
+def coverage(run: Run, queries: str, engine: Engine) -> Figures:
+    figures: Figures = {}
+    every = load_queries(run, queries)
+    few = Queries(every.ids[:PICTURES], every.images[:PICTURES], None, "coverage")
+    name = steps.keep_queries(run, few)
+    for plan in ("importance", "stratified"):
+        for kind, settings in ESTIMANDS.items():
+            # the intervals of plain scores: an excess adds the error of the average, which is the same in all rounds
+            plain = {"plan": plan, "strata": 6, "rounds": ROUNDS, "estimand": settings["estimand"], "excess": False}
+            with scoring(run, **plain):
+                steps.score(run, name, ["retrack"], engine)
+                found = get_method(run, "retrack")
+                assert has_counterfactuals(found)
+                d = found.contributions(found.sets(), found.reader(load_queries(run, name)))
+            for rounds in (2, 3):
+                inside = []
+                for start in range(0, ROUNDS - rounds + 1, rounds):
+                    chosen = np.arange(start, start + rounds)
+                    truth = np.delete(d, chosen, axis=0).mean(axis=0).sum(axis=-1)
+                    for g in range(d.shape[2]):
+                        e = difference(d[chosen, :, g])
+                        assert e.lo is not None
+                        assert e.hi is not None
+                        inside.append((e.lo <= truth[:, g]) & (truth[:, g] <= e.hi))
+                put(figures, f"coverage.{kind}.{plan}.{rounds}", bootstrap_mean(np.mean(inside, axis=0)))
+    return figures
+
+
+# ---- pictures that the model did not make
+def foreign_pictures(samples: np.ndarray, kind: str) -> np.ndarray:
+    """uint8 [EACH, C, H, W]."""
+    rng = generator("foreign", kind)
+    channels, height, width = samples.shape[1:]
+    own = samples[rng.permutation(len(samples))[:EACH]]
+    if kind == "noise":
+        return rng.integers(0, 256, own.shape, np.uint8)
+    if kind == "inverted":
+        return 255 - own
+    if kind == "shuffled":
+        flat = own.reshape(len(own), -1)
+        return np.stack([rng.permutation(row) for row in flat]).reshape(own.shape)
+    if kind == "occluded":
+        hidden = own.copy()
+        for picture in hidden:
+            y, x = rng.integers(0, height // 2, 2)
+            picture[:, y : y + height // 2, x : x + width // 2] = 128
+        return hidden
+    drawn = [_drawn(kind, rng, own[i], (width, height)) for i in range(EACH)]
+    return np.repeat(np.stack(drawn)[:, None], channels, axis=1)
+
+
+def _drawn(kind: str, rng: np.random.Generator, own: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    if kind == "gradient":
+        y, x = np.mgrid[0 : size[1], 0 : size[0]] / max(size)
+        slope = np.cos(angle := rng.uniform(0, 2 * np.pi)) * x + np.sin(angle) * y
+        return np.uint8(255 * (slope - slope.min()) / np.ptp(slope))
+    if kind == "letter":
+        page = Image.new("L", (4 * size[0], 4 * size[1]))
+        letter = "ABDEFGHJKMNPQRTUVWXY"[int(rng.integers(20))]
+        ImageDraw.Draw(page).text((size[0], 0), letter, 255, ImageFont.load_default(3 * size[1]))
+        return np.asarray(page.resize(size, Image.Resampling.BOX))
+    if kind == "photograph":
+        from sklearn.datasets import load_sample_images
+
+        photo = load_sample_images().images[int(rng.integers(2))]
+        y, x = rng.integers(0, photo.shape[0] - 64), rng.integers(0, photo.shape[1] - 64)
+        return np.asarray(Image.fromarray(photo[y : y + 64, x : x + 64]).convert("L").resize(size))
+    assert kind == "blurred"
+    return np.asarray(Image.fromarray(own[0]).filter(ImageFilter.GaussianBlur(1)))
+
+
+def foreign(run: Run, queries: str, engine: Engine) -> Figures:
+    figures: Figures = {}
+    samples = load_queries(run, queries).images
+
+    def called(pictures: Queries) -> np.ndarray:
+        name = steps.keep_queries(run, pictures)
+        scores = steps.score(run, name, ["similarity-pixel"], engine)["similarity-pixel"]
+        assert scores.origins is not None
+        return np.array([o.foreign for o in scores.origins])
+
+    with scoring(run, **ESTIMANDS["path-excess"]):
+        every = []
+        for kind in (*KINDS, *APART):
+            images = foreign_pictures(samples, kind)
+            ids = tuple(f"{kind}-{i:03d}" for i in range(len(images)))
+            hits = called(Queries(ids, images, None, f"foreign-{kind}"))
+            put(figures, f"foreign_caught.{kind}" if kind in KINDS else f"foreign_{kind}", share(hits))
+            every += [hits] if kind in KINDS else []
+        put(figures, "foreign_caught", share(np.concatenate(every)))
+        config = run.recipe.queries.model_copy(update={"seed": 77, "n": 300})
+        engine(run, sample_tasks(run, config), "fresh samples")
+        fresh = load_queries(run, collect_samples(run, config))
+        put(figures, "foreign_false", share(called(Queries(fresh.ids, fresh.images, None, "fresh"))))
+    return figures
+
+
+# ---- answers against retraining
+def answers(run: Run, queries: str, engine: Engine) -> Figures:
+    figures: Figures = {}
+    for kind, settings in ESTIMANDS.items():
+        with scoring(run, **settings):
+            steps.score(run, queries, ["logo"], engine)
+            oracle = get_method(run, "logo")
+            assert has_counterfactuals(oracle)
+            every = oracle.all_scores(load_queries(run, queries))
+            gold = np.stack([every[f"logo-s{s}"].score for s in oracle.seed_sets()])
+            if len(gold) >= 3:
+                put(figures, f"predictive_coverage.{kind}", bootstrap_mean(left_out_coverage(gold)))
+            for level, claims in ((0.99, "claims_99"), (0.95, "answer_set")):
+                steps.calibrate(run, engine, METHODS, CALIBRATION, level)
+                for m, scores in steps.score(run, queries, list(METHODS), engine).items():
+                    assert scores.answer is not None
+                    sets, name = scores.answer > 0, f"{kind}.{m}"
+                    right = (gold.argmax(axis=2) == scores.score.argmax(axis=1)).mean(axis=0)
+                    if claims == "claims_99":
+                        _claims(figures, claims, name, sets.sum(axis=1) == 1, right)
+                        continue
+                    put(figures, f"{claims}_coverage.{name}", bootstrap_mean(covered(sets, gold)))
+                    put(figures, f"{claims}_size.{name}", bootstrap_mean(sets.sum(axis=1).astype(float)))
+                    assert scores.p_first is not None
+                    _claims(figures, "claims_p99", name, scores.p_first.max(axis=1) > 0.99, right)
+                    clear = np.array([v.kind == "stands-out" for v in scores.verdict().values()])
+                    _claims(figures, "stands_out", name, clear, right)
+    return figures
+
+
+def _claims(figures: Figures, claim: str, name: str, made: np.ndarray, right: np.ndarray) -> None:
+    """How many pictures have the claim, and how often retraining confirms it."""
+    figures[f"{claim}.{name}"] = float(made.mean())
+    if made.sum() > 1:
+        put(figures, f"{claim}_right.{name}", bootstrap_mean(right[made]))
+
+
+# ---- held-out real pictures of known groups
+def held_out(run: Run, root: Path, engine: Engine) -> Figures:
+    from guda.data.digits import load_digits_data
+    from guda.run.data import load_data
+
+    every, seen = load_digits_data(), set(load_data(run).ids)
+    folder = root / "digits-held-out"
+    for k, group in enumerate(every.groups.names):
+        (folder / group).mkdir(parents=True, exist_ok=True)
+        for i in every.groups.members(k):
+            if every.ids[i] not in seen and not (file := folder / group / f"{every.ids[i]}.png").is_file():
+                Image.fromarray(every.images[i, 0]).save(file)
+    figures: Figures = {}
+    for kind, settings in ESTIMANDS.items():
+        with scoring(run, **settings):
+            steps.calibrate(run, engine, METHODS, CALIBRATION)
+            found = steps.sanity(run, folder, engine, list(METHODS))
+            for m, row in found.methods.items():
+                for name, right in (("sanity", row.first), ("sanity_claims", row.stands_out)):
+                    if right.n:
+                        hits = np.arange(right.n) < right.right
+                        put(figures, f"{name}.{kind}.{m}", share(hits))
+                figures[f"sanity_claimed.{kind}.{m}"] = row.stands_out.n / row.first.n
+            scores = steps.score(run, found.queries, [METHODS[0]], engine)[METHODS[0]]
+            if scores.origins is not None:
+                put(figures, "foreign_real", share(np.array([o.foreign for o in scores.origins])))
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "path")
+    parser.add_argument("--only", nargs="*", choices=("digits", "digits-held"), default=["digits", "digits-held"])
+    parser.add_argument("--workers", type=int)
+    given = parser.parse_args()
+    datasets = dict(read_results(FILE).datasets) if FILE.is_file() else {}
+    engine = steps.local_engine(given.workers)
+    for name in given.only:
+        run = prepared(given.runs, name, engine)
+        queries = steps.choose_queries(run)
+        if name == "digits":
+            figures = foreign(run, queries, engine) | answers(run, queries, engine) | coverage(run, queries, engine)
+        else:
+            figures = held_out(run, given.runs, engine)
+        datasets[name] = DatasetEntry(
+            n_queries=load_queries(run, queries).n, n_groups=10, seeds=list(get_method(run, "logo").config.seeds),
+            ceiling=None, methods={}, figures=figures, note="see benchmarks/trust.py",
+        )  # fmt: skip
+        write_results(FILE, "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/trust.py", datasets)
+        print(name, "done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
