@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-house bench-operators bench-path bench-scale bench-scoring bench-web lint format types contracts check clean
+.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,9 @@ bench-scale: $(E2E) ## Measure Ray on two nodes, 10 to 1,000 groups, sixty font 
 
 bench-scoring: install ## Measure the scoring engine: evaluations saved, coverage, overhead (long; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scoring.py
+
+bench-trust: install ## Measure whether claims hold: coverage, foreign pictures, answer sets, held-out pictures (an hour from nothing; resumes)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/trust.py
 
 bench-web: $(E2E) ## Measure how long the page takes to answer, on the demo run; take its pictures (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/web.py runs/demo --screenshots docs/images
