@@ -6,18 +6,22 @@ What should be shown is computed from the run's score files, not from what the p
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from synthetic import METHODS, synthetic_run
 from synthetic import SET as MADE_UP
-from synthetic import synthetic_run
 from tinyrun import SET, Inline
 
 from guda import steps
 from guda.report.page import write_report
+from guda.run.data import load_data
+from guda.scoring.origin import Origin
 from guda.scoring.scores import Scores
+from guda.table import decimals, measured
 from waiting import wait_for
 
 if TYPE_CHECKING:
@@ -59,6 +63,13 @@ def bars(page: Page, picture: str) -> list[tuple[str, str]]:
 
 def ranked(scores: Scores, q: int) -> list[str]:
     return [scores.groups[g] for g in np.argsort(-scores.score[q], kind="stable")]
+
+
+def printed(scores: Scores, q: int) -> list[str]:
+    """Its scores, best first, with the decimals that their errors have a right to."""
+    digits = decimals(scores.score)
+    cells = [scores.cell(q, int(g)) for g in np.argsort(-scores.score[q], kind="stable")]
+    return [measured(c.score, c.lo, c.hi, digits)[0] for c in cells]
 
 
 def method_option(page: Page, method: str) -> str:
@@ -157,6 +168,34 @@ def test_filters_by_first_group_by_verdict_and_by_words(page: Page, made_up: Run
     watch.quiet()
 
 
+def test_a_foreign_picture_names_no_group(page: Page, watch: Any, tmp_path: Path) -> None:
+    """By no method and in no view, unless its folded scores are opened; a copy shows the image it repeats."""
+    run = synthetic_run(tmp_path / "run", n=6)
+    image = load_data(run).ids[5]
+    origins = (Origin(0.5), Origin(0.01), Origin(0.3, copy_of=image, copy_group="style 1", copy_distance=0.1))
+    for method in METHODS:
+        scores = scores_of(run, MADE_UP, method)
+        replace(scores, origins=origins * 2).write(run.path("scores", MADE_UP, f"{method}.parquet"))
+    page.goto(write_report(run, MADE_UP).as_uri())
+    page.add_style_tag(content=".card { content-visibility: visible !important }")  # cards out of sight have no text
+    cards = page.locator("#cards > .card")
+    for method in METHODS:
+        page.select_option("#method", method_option(page, method))
+        for view in ("per", "group") if page.locator("#view").is_enabled() else ("",):
+            if view:
+                page.select_option("#view", view)
+            assert [verdicts(page)[q] for q in scores.queries][1:3] == ["foreign", "copy"]
+            for q in range(6):
+                assert ("style" in cards.nth(q).inner_text()) == (q % 3 != 1), (method, view, q)
+    assert image in cards.nth(2).inner_text()
+    assert cards.nth(2).locator(".copied svg").is_visible()
+    cards.nth(1).locator(".refused summary").click()
+    assert "style" in cards.nth(1).inner_text()
+    page.select_option("#kind", "foreign")
+    assert shown(page) == [scores.queries[q] for q in (1, 4)]
+    watch.quiet()
+
+
 def test_another_method_has_other_bars_and_reset_brings_all_back(opened: Page, scored_run: Run, watch: Any) -> None:
     picture = scores_of(scored_run, SET, "retrack").queries[0]
     before = bars(opened, picture)
@@ -166,8 +205,7 @@ def test_another_method_has_other_bars_and_reset_brings_all_back(opened: Page, s
         for q, other in enumerate(scores.queries):
             assert [name for name, _ in bars(opened, other)] == ranked(scores, q)
         assert bars(opened, picture) != before
-        values = [float(v.replace("\u2212", "-").replace(",", "")) for _, v in bars(opened, picture)]
-        assert values == pytest.approx(sorted(scores.score[0], reverse=True), rel=0.02, abs=0.02)
+        assert [value for _, value in bars(opened, picture)] == printed(scores, 0)
     assert set(verdicts(opened).values()) == {"unmeasured"}  # similarity has no intervals
     opened.select_option("#sort", "margin")
     opened.fill("#search", picture)

@@ -24,6 +24,7 @@ from guda.report.content import Content
 from guda.report.export import COLUMNS, SCHEMA, find_browser, to_json, write_csv, write_json_report
 from guda.report.page import render, report_path, write_report
 from guda.report.same_noise import draw_missing, drawing_tasks
+from guda.scoring.origin import Origin
 from guda.scoring.scores import Scores
 from guda.table import probability
 
@@ -61,7 +62,8 @@ def test_a_calibrated_answer_set_stands_in_place_of_probabilities(tmp_path):
     run = odds_run(tmp_path / "run", [[0.61, 0.389, 0.001], [0.0, 1.0, 0.0]], [0, 1])
     path = run.path("scores", SET, "retrack.parquet")
     plain = Page(render(run, SET)).text
-    assert "not validated against retraining" in plain
+    assert "claims of this strength: retraining agreed for" in plain
+    assert "not validated against retraining" not in plain  # it was compared: the card says how often it was right
     validation = "95 % answer sets calibrated on 100 other pictures against 2 retrainings"
     replace(Scores.read(path), answer=np.array([[1.0, 1, 0], [0, 1, 0]]), validation=validation).write(path)
     html = render(run, SET)
@@ -72,6 +74,28 @@ def test_a_calibrated_answer_set_stands_in_place_of_probabilities(tmp_path):
     data = {m["id"]: m for m in embedded(html)["methods"]}["retrack"]
     assert data["odds"] == [[[0, None], [1, None]], [[1, None]]]
     assert [v[3] for v in data["verdicts"]] == [validation] * 2
+
+
+def test_cards_say_whether_they_were_compared_with_retraining(tmp_path):
+    run = odds_run(tmp_path / "run", [[0.61, 0.389, 0.001], [0.0, 1.0, 0.0]], [0, 1])
+    run.path("scores", SET, "logo.parquet").unlink()
+    assert render(run, SET).count(">not validated against retraining</p>") == 2
+
+
+def test_a_foreign_picture_counts_for_no_claim(tmp_path):
+    sure = [0.995, 0.005, 0.0]
+    run = odds_run(tmp_path / "run", [sure, sure, sure], [0, 1, 1])
+    path = run.path("scores", SET, "retrack.parquet")
+    foreign = (Origin(0.5), Origin(0.01), Origin(0.5))
+    replace(Scores.read(path), origins=foreign).write(path)
+    content = Content.read(run, SET)
+    bins, kinds = content.calibration(content.view)
+    assert [(s.n, s.mean) for s in bins] == [(2, 0.5)]
+    assert [s.claim for s in kinds] == ["stands-out"]
+    assert content.claims(content.view)[1][1] == -1
+    text = Page(render(run, SET)).text
+    assert "1 is not a picture of this model" in text
+    assert "fewer than 1 % of its own pictures are as unusual; no attribution" in text
 
 
 def test_calibration_counts_where_retraining_agrees(tmp_path):
@@ -144,7 +168,7 @@ def test_nothing_stands_out_cannot_be_missed(tmp_path):
     text = Page(html).text
     assert '<li class="card nothing"' in html
     assert "For 1, nothing stands out" in text
-    assert "1 one group stands out, 0 too close to call, 1 nothing stands out." in text
+    assert "one group stands out 1, too close to call 0, nothing stands out 1." in text
     assert 'data-kind="nothing"' in html
     assert '<option value="nothing">' in html
 

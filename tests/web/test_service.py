@@ -11,18 +11,23 @@ from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
+from PIL import Image
 from tinyrun import SET, Inline, copy_run
 from uploads import grey
 
 from guda import steps
 from guda.errors import GudaError
 from guda.methods.regroup import PLACEBO
+from guda.methods.terms import load_queries
+from guda.report.cards import MethodView
 from guda.report.page import PLACEBO_SAYS
 from guda.run.run import Run
 from guda.scoring.scores import Scores
+from guda.scoring.verdict import Verdict
 from guda.web import answer
-from guda.web.batch import submit
-from guda.web.job import Job, one_picture, to_csv, to_json
+from guda.web.batch import line, submit
+from guda.web.job import RACED, Job, caveat, one_picture, to_csv, to_json
+from guda.web.known import stored_scores
 from guda.web.results import find, leaderboard, open_result, pictures, results, runs_table
 from guda.web.service import Service
 from guda.web.uploads import Full, Limits, Refused
@@ -84,6 +89,67 @@ def test_the_same_picture_is_found_and_not_computed(service: Service, tmp_path: 
     np.testing.assert_array_equal(stored.scores.lo, first[-1].scores.lo)
     assert (stored.evals, stored.settled, stored.rule) == (first[-1].evals, first[-1].settled, "top1@0.95")
     np.testing.assert_array_equal(stored.rounds, first[-1].rounds)
+
+
+def test_a_picture_that_was_scored_in_full_has_its_stored_verdict(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One verdict per picture: recognised by its pixels, whatever the file is called and the stop rule asks."""
+    whole, queries = Scores.read(steps.scores_path(service.run, SET, "retrack")), load_queries(service.run, SET)
+    before = service.run.query_sets()
+    monkeypatch.setattr("guda.web.service.run_inline", lambda *a: pytest.fail("it was raced"))
+    for q, rule in ((0, "top1@0.95"), (7, "budget=200")):
+        Image.fromarray(queries.images[q, 0]).save(tmp_path / "renamed.png")
+        job, note = service.ask(tmp_path / "renamed.png", rule=rule)
+        [shot] = job.watch()
+        assert note == f"Already scored as {SET}/{queries.ids[q]}; stored answer."
+        assert (shot.queries, shot.picture, shot.rule, shot.final) == (SET, queries.ids[q], None, True)
+        np.testing.assert_array_equal(shot.scores.score[0], whole.score[q])
+        in_report = MethodView(whole, service.data.groups.sizes, "", service.floor("retrack", SET)).verdicts[q]
+        assert service.view(shot).verdicts[0] == in_report
+        assert "stored answer" in answer.answer(service, shot, note)[0]
+        assert "stored answer" in line(service, "renamed.png", shot)[1]
+        assert to_json(shot, service.view(shot))["caveat"] is None
+    assert service.run.query_sets() == before
+
+
+def test_another_picture_or_other_models_are_raced(tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    service, queries = Service(run.root), load_queries(run, SET)
+    pixels = queries.images[0].copy()
+    assert stored_scores(service.run, "retrack", pixels, None) is not None
+    assert stored_scores(service.run, "retrack", pixels, "a prompt") is None
+    pixels[0, 0, 0] ^= 1
+    assert stored_scores(service.run, "retrack", pixels, None) is None
+    steps.change_scoring(run, rounds=3)  # the table is of two
+    assert stored_scores(service.run, "retrack", queries.images[0], None) is None
+    Image.fromarray(queries.images[0, 0]).save(tmp_path / "a.png")
+    *_, shot = service.ask(tmp_path / "a.png", rule="budget=200")[0].watch()
+    assert shot.rule == "budget=200"
+    said = service.view(shot).verdicts[0]
+    told = "" if said.kind in ("foreign", "copy") else RACED
+    assert caveat(shot, said) == told
+    assert caveat(replace(shot, final=False), said) == ""
+    assert (RACED in answer.answer(service, shot)[0]) == bool(told)
+    service.close()
+
+
+def test_what_a_race_leaves_open_is_told_beside_its_verdict(service: Service) -> None:
+    raced = replace(open_result(service, SET, "retrack", "full"), rule="top1@0.95")
+    for kind, told in (("stands-out", RACED), ("close", RACED), ("nothing", RACED), ("foreign", ""), ("copy", "")):
+        assert caveat(raced, Verdict(kind, "", "")) == told  # type: ignore[arg-type]
+    assert caveat(replace(raced, rule=None), Verdict("close", "", "")) == ""
+
+
+def test_races_of_other_estimands_are_found_again(tmp_path: Path) -> None:
+    """As `guda init` sets it: scores of another estimand lie in a folder of their own, and so do their races."""
+    run = copy_run(tmp_path / "run")
+    steps.change_scoring(run, estimand="path", excess=True, plan="stratified")
+    service = Service(run.root)
+    *_, shot = service.ask(grey(tmp_path / "f.png", seed=6))[0].watch()
+    assert open_result(service, shot.queries).rule == "top1@0.95"
+    assert [r.rule for r in results(service.run) if r.queries == shot.queries] == ["top1@0.95"]
+    service.close()
 
 
 def test_many_at_once_all_finish(service: Service, tmp_path: Path) -> None:

@@ -97,11 +97,12 @@ class Content:
         """(by probability of being first, by verdict); None without an oracle, or for the oracle itself."""
         if self.oracle is None or view.id == self.oracle.id:
             return None
-        agree, p = self.agrees(view), view.first_probability()
-        alone = np.asarray(view.order[:, 0] == self.seed_firsts)
+        named = np.array([v.kind != "foreign" for v in view.verdicts])  # no group is named for the others
+        agree, p = self.agrees(view)[named], view.first_probability()
+        alone = np.asarray(view.order[:, 0] == self.seed_firsts)[:, named]
         order: list[str] = [*LABELS]
-        kinds = by_kind([v.kind for v in view.verdicts], agree, alone)
-        bins = [] if p is None else by_probability(p, agree, alone=alone)
+        kinds = by_kind([v.kind for v in view.verdicts if v.kind != "foreign"], agree, alone)
+        bins = [] if p is None else by_probability(p[named], agree, alone=alone)
         return bins, sorted(kinds, key=lambda s: order.index(s.claim))
 
     def claims(self, view: MethodView) -> tuple[list[str], list[int]] | None:

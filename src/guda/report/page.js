@@ -133,8 +133,8 @@
         card.direction.textContent = m.directions ? m.directions[card.q] : "";
         card.direction.hidden = !card.direction.textContent;
       }
+      const said = m.claims && !per ? m.claims[1][card.q] : -1; // verdicts per image are not what was compared
       if (card.claimed) {
-        const said = m.claims && !per ? m.claims[1][card.q] : -1; // verdicts per image are not what was compared
         card.claimed.hidden = said < 0;
         card.claimed.textContent = said < 0 ? "" : m.claims[0][said];
       }
@@ -147,8 +147,9 @@
       card.verdict.className = "verdict " + kind;
       card.verdict.querySelector("b").textContent = headline;
       card.verdict.querySelector("span span").textContent = `(${detail})`;
-      card.validation.textContent = note;
-      card.validation.hidden = !note;
+      const compared = said >= 0 || m.id === D.oracleName; // the same as _noted() of page.py
+      card.validation.textContent = compared && note === D.notValidated ? "" : note;
+      card.validation.hidden = !card.validation.textContent;
       card.axis.replaceChildren(...ticksOf(s).map(([x, label]) => {
         const tick = span("", label);
         tick.style.left = x + "%";
@@ -160,7 +161,7 @@
         const [told, between] = measured(r.v, r.lo, r.hi, digits);
         li.className = (r.v < 0 ? "neg" : "pos") + (r.lo !== null && (r.lo > 0 || r.hi < 0) ? " sure" : r.lo === null ? " open" : "") + (r.g === gold ? " gold" : "");
         li.title = `${D.groups[r.g].name}: ${told} ${between}${m.times ? ", " + times(r.v) : " " + unit} (group of ${D.groups[r.g].size.toLocaleString("en-US")})`;
-        if (odds) li.title += `; first with probability ${probability((odds.find(([g]) => g === r.g) || [0, 0])[1])}`;
+        if (odds && !m.answers) li.title += `; first with probability ${probability((odds.find(([g]) => g === r.g) || [0, 0])[1])}`;
         li.style.setProperty("--a", Math.min(at, zero) + "%");
         li.style.setProperty("--w", Math.abs(at - zero) + "%");
         if (r.lo === null) li.style.removeProperty("--h");
@@ -185,7 +186,7 @@
     list.classList.toggle("nulled", line !== null);
     if ($("null-key")) $("null-key").hidden = line === null;
     const kinds = Object.keys(D.labels).map((k) => [shown.filter((s) => s.kind === k).length, D.labels[k].toLowerCase(), k]);
-    $("tally").textContent = `${m.id}${per ? ", per 1,000 images" : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && !["unmeasured", "foreign", "copy"].includes(k))).map(([n, label]) => `${n} ${label}`).join(", ")}${per && m.null !== null ? " (placebo groups have one size and are not taken into account here)" : ""}.`;
+    $("tally").textContent = `${m.id}${per ? ", per 1,000 images" : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && !["unmeasured", "foreign", "copy"].includes(k))).map(([n, label]) => `${label} ${n}`).join(", ")}${per && m.null !== null ? " (placebo groups have one size and are not taken into account here)" : ""}.`;
     $("view").disabled = !m.perVerdicts;
     arrange();
   };

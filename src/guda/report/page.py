@@ -31,7 +31,7 @@ from guda.run.run import Run
 from guda.scoring.drift import SUBTRACTED
 from guda.scoring.reading import PATH_SIGN, READINGS, value
 from guda.scoring.scores import Scores
-from guda.scoring.verdict import LABELS
+from guda.scoring.verdict import LABELS, NOT_VALIDATED, Verdict
 from guda.steps.health import warnings
 from guda.table import percent, signed
 
@@ -152,6 +152,11 @@ def _copied(content: Content, symbols: Symbols) -> list[tuple[str, str] | None]:
     return shown or [None] * content.queries.n
 
 
+def _noted(said: Verdict, compared: bool) -> Verdict:
+    """Nobody reads "not validated" beside how often retraining agreed, or beside retraining itself."""
+    return replace(said, note="") if compared and said.note == NOT_VALIDATED else said
+
+
 def _cards(
     content: Content, side: int, drawings: Drawings | None, says: list[str], symbols: Symbols
 ) -> list[dict[str, Any]]:
@@ -169,7 +174,7 @@ def _cards(
             "prompt": queries.prompts[q] if queries.prompts else None,
             "pretrained": None if taught is None else taught[q],
             "way": ways[q],
-            "verdict": view.verdicts[q],
+            "verdict": _noted(view.verdicts[q], bool(claimed[q]) or view is content.oracle),
             "remark": view.scores[q].origin.remark,
             "copied": copied[q],
             "odds": view.told_odds(q),
@@ -209,6 +214,7 @@ def _payload(content: Content, exemplars: list[tuple[str, ...]], drawings: Drawi
         "placeboSays": PLACEBO_SAYS,
         "oddsNone": ODDS_NONE,
         "labels": LABELS,
+        "notValidated": NOT_VALIDATED,
         "drawings": None if drawings is None else drawings.to_json(),
         "methods": [v.to_json() | {"claims": content.claims(v)} for v in content.views],
     }

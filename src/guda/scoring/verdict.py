@@ -76,7 +76,7 @@ def verdict(
 
 
 def _unlike(origin: Origin) -> str:
-    return f"fewer than {origin.typical_p:.1%} of its own pictures are as unusual".replace(".0%", "%")
+    return f"fewer than {100 * (origin.typical_p or 0):.2g} % of its own pictures are as unusual"
 
 
 def _alike(origin: Origin) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from guda.errors import GudaError
 from guda.web import answer
 from guda.web.ask import LOOK, html, looks, question, rule_of, upload
-from guda.web.job import Job, Snapshot
+from guda.web.job import RACED, Job, Snapshot, caveat
 from guda.web.results import words
 from guda.web.service import Service
 from guda.web.uploads import Full
@@ -37,6 +37,7 @@ def batch_tab(service: Service) -> None:
             return
         rows: list[tuple[str, tuple[str, ...]]] = []
         asked: list[Job | GudaError] = []
+        raced = False
         questions = list(zip(files, told, strict=True))
         for number, file in enumerate(files):
             # submit as many as the queue holds, in a thread that finishes even if the page is closed
@@ -55,9 +56,10 @@ def batch_tab(service: Service) -> None:
                     last = last if isinstance(shot, int) else shot
                 assert last is not None
                 rows.append((answer.link(last), line(service, name, last)))
+                raced |= bool(caveat(last, service.view(last).verdicts[0]))
             except GudaError as e:
                 rows.append(("", (name, f"not accepted: {e}", "", "", "", "")))
-        yield words("Answers", HEADER, rows, f"All {len(files)} done.")
+        yield words("Answers", HEADER, rows, f"All {len(files)} done.{f' {RACED}' if raced else ''}")
 
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=300):
@@ -115,7 +117,8 @@ def _prompts(text: str, n: int, told: str | None) -> list[str]:
 def line(service: Service, name: str, shot: Snapshot) -> tuple[str, ...]:
     """One picture as a row of HEADER."""
     view = service.view(shot)
-    first = view.rows(0)[0]
-    if view.verdicts[0].kind == "foreign":
-        return (name, view.verdicts[0].headline, "", "", "", f"{shot.evals:,}")
-    return (name, view.verdicts[0].headline, first.name, first.value, first.interval, f"{shot.evals:,}")
+    first, said = view.rows(0)[0], view.verdicts[0]
+    told = said.headline + (f" (stored answer of {shot.queries}/{shot.picture})" if shot.rule is None else "")
+    if said.kind == "foreign":
+        return (name, told, "", "", "", f"{shot.evals:,}")
+    return (name, told, first.name, first.value, first.interval, f"{shot.evals:,}")

@@ -64,7 +64,7 @@ def results(run: Run) -> list[Stored]:
 def _of(run: Run, queries: str) -> Iterator[Stored]:
     for method in steps.scored_methods(run, queries):
         yield Stored(queries, method, None, steps.scores_path(run, queries, method))
-    for path in sorted(run.path("scores", queries).glob("*/*.parquet")):
+    for path in sorted(steps.scores_folder(run, queries).glob("*/*.parquet")):  # by the run's present estimand
         if path.stem in METHODS and (rule := _rule(path.parent.name)) is not None:
             yield Stored(queries, path.stem, rule, path)
 

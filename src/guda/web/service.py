@@ -1,8 +1,9 @@
 """Service: the run behind the web page. It holds the model, scores one picture at a time and tracks open questions.
 
 One thread scores; every question returns a Job to watch. A job runs to its end and is stored even if nobody watches
-it any more, and two visitors with the same picture share one job. A picture that was scored before is replayed from
-the terms on disk, without waiting, and never from models that have changed since.
+it any more, and two visitors with the same picture share one job. A picture that was raced before is replayed from the
+terms on disk, without waiting, and never from models that have changed since. A picture of a query set that was scored
+in full has its verdict already (known.py): that is the answer, and no race.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from guda.scoring.null import Null
 from guda.scoring.race import Race, StopRule
 from guda.scoring.scores import Scores
 from guda.web.job import Job, Snapshot
+from guda.web.known import stored_scores
 from guda.web.uploads import Full, Limits, Picture, Refused, keep_upload, read_prompt, read_upload, upload_name
 
 DEFAULT_RULE = "top1@0.95"
@@ -119,8 +121,12 @@ class Service:
         self, path: str | Path, prompt: str | None = None, rule: str = DEFAULT_RULE, method: str | None = None
     ) -> tuple[Job, str]:
         """(job, note) of an upload, which is stored only once its question is accepted; refused with one line."""
-        self.check(rule, method)
+        method, rule = self.check(rule, method)
         picture, text = self._read(path, prompt)
+        if (found := stored_scores(self.run, method, picture.pixels, text)) is not None:
+            shot = self.snapshot(self.run, found[0], None, found[1])
+            told = f"Already scored as {shot.queries}/{shot.picture}; stored answer."
+            return Job.ended(shot), " ".join(filter(None, [picture.note, told]))
         return self.submit(upload_name(picture.pixels, text), rule, method, (picture.pixels, text)), picture.note
 
     def take(self, path: str | Path, prompt: str | None = None) -> tuple[str, str]:
