@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from guda.scoring.origin import Origin
 from guda.scoring.scores import GroupScore
-from guda.scoring.verdict import verdict
+from guda.scoring.verdict import NOT_VALIDATED, verdict
 
 
 def ranked(*groups: tuple[str, float, float | None, float | None]) -> list[GroupScore]:
@@ -126,3 +127,35 @@ def test_no_interval_no_verdict():
 def test_kind_depends_on_the_zero_line_only_through_the_first_rule(shift):
     groups = ranked(("a", 10 + shift, 8 + shift, 12 + shift), ("b", 1 + shift, -1 + shift, 3 + shift))
     assert verdict(groups).kind == ("stands-out" if 8 + shift > 0 else "nothing")
+
+
+def answered(*groups: tuple[str, float, float, float, bool], rank_hi: int = 3) -> list[GroupScore]:
+    return [
+        GroupScore(g, score, lo, hi, i + 1, "nats", 1, rank_hi, 0.5, answer=inside)
+        for i, (g, score, lo, hi, inside) in enumerate(groups)
+    ]
+
+
+def test_a_calibrated_set_decides_who_may_be_ahead() -> None:
+    alone = answered(("a", 5.0, 4.0, 6.0, True), ("b", 4.5, 3.5, 5.5, False), ("c", 0.0, -1.0, 1.0, False))
+    found = verdict(alone, validation="compared with two retrainings")
+    assert (found.kind, found.groups, found.note) == ("stands-out", ("a",), "compared with two retrainings")
+    several = answered(("a", 5.0, 4.0, 6.0, True), ("b", 4.5, 3.5, 5.5, True), ("c", 0.0, -1.0, 1.0, False), rank_hi=1)
+    assert (verdict(several).kind, verdict(several).groups) == ("close", ("a", "b"))
+    low = answered(("a", 5.0, -1.0, 11.0, True), ("b", 1.0, 0.5, 1.5, False))
+    assert verdict(low).kind == "nothing"
+
+
+def test_a_foreign_picture_names_no_group_unless_accepted_and_a_copy_names_its_image() -> None:
+    groups = answered(("a", 5.0, 4.0, 6.0, True), ("b", 1.0, 0.0, 2.0, False))
+    found = verdict(groups, origin=Origin(typical_p=0.01))
+    assert (found.kind, found.groups) == ("foreign", ())
+    assert "a" not in found.headline.split()
+    assert verdict(groups, origin=Origin(typical_p=0.01, accepted=True)).kind == "stands-out"
+    copied = verdict(groups, origin=Origin(typical_p=0.01, copy_of="image-7", copy_group="b"))
+    assert (copied.kind, copied.groups) == ("copy", ("b",))
+    assert "image-7" in copied.headline
+
+
+def test_a_verdict_says_that_it_was_not_validated() -> None:
+    assert verdict(placed(("a", 5.0, 4.0, 6.0, 1, 1), ("b", 1.0, 0.0, 2.0, 2, 2))).note == NOT_VALIDATED

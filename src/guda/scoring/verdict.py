@@ -10,8 +10,9 @@ race that settled several together, two groups count as separated only if their 
 stricter.
 
 All of that is about the noise of scoring. Where answers were compared with retraining, each picture has an answer set
-that contains retraining's first group for 95 % of pictures (scoring/answer_set.py): a group stands out only if the set
-has no other, and several are `close`. Where they were not, the verdict says so.
+that contains retraining's first group for 95 % of pictures (scoring/answer_set.py), whatever the reason for an error.
+Then the set decides who may be ahead: a group stands out if the set has no other, and several are `close`. Where
+answers were not compared, the verdict says so.
 """
 
 from __future__ import annotations
@@ -69,9 +70,6 @@ def verdict(
     if origin.foreign:
         return Verdict("foreign", "this model does not make such pictures", f"{_unlike(origin)}; no attribution")
     found = _by_scores(ranked, digits, floor)
-    if found.kind == "stands-out" and (alike := [g.group for g in ranked if g.answer]) and alike != [ranked[0].group]:
-        return Verdict("close", f"one of the groups {_listed(alike)}", f"{found.detail}, by the noise of scoring",
-                       tuple(alike), note)  # fmt: skip
     return replace(found, note=note) if found.groups else found
 
 
@@ -91,6 +89,15 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def _by_answers(answers: Sequence[str], told: str, clear: bool, clears: str) -> Verdict:
+    """From the calibrated set, which errs by the noise of scoring too: the calibration's pictures were scored alike."""
+    if len(answers) > 1:
+        return Verdict("close", f"one of the groups {_listed(answers)}", f"the first is {told}", tuple(answers))
+    if not clear:
+        return Verdict("nothing", "nothing stands out", f"the first, {answers[0]}, does not clear {clears}: {told}")
+    return Verdict("stands-out", f"group {answers[0]} stands out", f"{told}; alone in its answer set", (answers[0],))
+
+
 def _by_scores(ranked: Sequence[GroupScore], digits: int, floor: float) -> Verdict:
     """What the noise of scoring allows to say."""
     first = ranked[0]
@@ -101,6 +108,8 @@ def _by_scores(ranked: Sequence[GroupScore], digits: int, floor: float) -> Verdi
     bar = max(floor, 0.0) if read.has_zero or floor > 0 else -math.inf  # path divergences are never zero
     if not any(g.lo is not None and g.lo > bar for g in ranked):
         return Verdict("nothing", "nothing stands out", f"no interval clears {clears}; first is {first.group}, {told}")
+    if answers := [g.group for g in ranked if g.answer]:
+        return _by_answers(answers, told, first.lo > bar, clears)
     may = [g for g in ranked[1:] if g.rank_lo in (None, 1)]
     if first.rank_hi is not None and first.p_first is not None:
         rivals = [] if first.rank_hi == 1 else [g.group for g in may]
@@ -110,7 +119,6 @@ def _by_scores(ranked: Sequence[GroupScore], digits: int, floor: float) -> Verdi
         why = "their intervals overlap that of the first:"
     tied = [first.group, *rivals]
     if len(tied) > 1:
-        tied += [g.group for g in ranked if g.answer and g.group not in tied]
         return Verdict("close", f"groups {_listed(tied)} not separated", f"{why} {told}", tuple(tied))
     once = 0 if first.rank_hi == 1 else sum(g.lo is None for g in may)
     if once:
