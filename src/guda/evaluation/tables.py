@@ -209,8 +209,8 @@ ATTRIBUTABLE_NOTE = (
     "groups and pictures taken off), with its 95 % interval over pictures, given these trainings. attributable: "
     f"the scores at hand reach {TARGET:g}. pool with others: there is a signal, but it takes the trainings in the last "
     "column; until then report the group together with others. below noise: not distinguishable from noise (Holm over "
-    f"groups), or more than {MOST} trainings. Where a group is not attributable, fall back to its share of the training "
-    "data."
+    f"groups), or more than {MOST} trainings. Where a group is not attributable, fall back to its share of the "
+    "training data."
 )
 
 
