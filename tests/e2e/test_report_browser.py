@@ -196,6 +196,29 @@ def test_a_foreign_picture_names_no_group(page: Page, watch: Any, tmp_path: Path
     watch.quiet()
 
 
+def test_an_answer_set_reads_the_same_when_it_is_drawn_again(page: Page, watch: Any, tmp_path: Path) -> None:
+    """Its first groups are named and the others counted, without probabilities on the card or in tooltips."""
+    run = synthetic_run(tmp_path / "run", n=3)
+    scores, sizes = scores_of(run, MADE_UP, "retrack"), (10, 6, 1)
+    best = np.argsort(np.argsort(-scores.score, axis=1), axis=1)
+    answer = best < np.array(sizes)[:, None]
+    p = np.exp(scores.score - scores.score.max(axis=1, keepdims=True))
+    replace(scores, answer=answer, p_first=p / p.sum(axis=1, keepdims=True), validation="compared").write(
+        run.path("scores", MADE_UP, "retrack.parquet")
+    )
+    page.goto(write_report(run, MADE_UP).as_uri())
+    before = page.locator(".odds").all_text_contents()
+    names = [ranked(scores, q) for q in range(3)]
+    ends = [", ".join(names[0][:6]) + " and 4 more", ", ".join(names[1][:6]), names[2][0]]
+    assert [text.partition(": ")[2] for text in before] == ends
+    for method in ("logo", "retrack"):
+        page.select_option("#method", method_option(page, method))
+    assert page.locator(".odds").all_text_contents() == before
+    titles = page.locator("#cards .bars li").evaluate_all("all => all.map(li => li.title)")
+    assert not [title for title in titles if "probability" in title]
+    watch.quiet()
+
+
 def test_another_method_has_other_bars_and_reset_brings_all_back(opened: Page, scored_run: Run, watch: Any) -> None:
     picture = scores_of(scored_run, SET, "retrack").queries[0]
     before = bars(opened, picture)

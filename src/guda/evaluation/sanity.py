@@ -100,10 +100,10 @@ def table(found: Sanity) -> Table:
     ]  # fmt: skip
     n = sum(found.pictures.values())
     note = (
-        "Right first: the picture's own group is ranked first. Stands out, first > 95 %: the same of pictures where a "
-        "group stands out, or has a probability of being first above 95 %. Brackets: exact binomial 95 % intervals. "
-        "These pictures are real and were not trained on: no training image caused them, but a method should still "
-        f"recognise their group. {found.estimand}."
+        "Right first: the picture's own group is ranked first. Stands out, first > 95 %: the same for pictures where a "
+        "group stands out, or has a probability of being first above 95 %. Brackets: binomial 95 % intervals, given "
+        "these models. These pictures are real and were not trained on: no training image caused them, but a method "
+        f"should still recognise their group. Estimand: {found.estimand}."
     )
     return Table.of(f"{n} held-out pictures of known groups ({found.queries})", columns, rows, note, "sanity")
 

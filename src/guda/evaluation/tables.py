@@ -206,10 +206,11 @@ def averages_table(name: str, entry: DatasetEntry) -> Table | None:
 
 ATTRIBUTABLE_NOTE = (
     "Reliability: the share of a group's differences between pictures that repeats in another training (constants of "
-    "groups and pictures taken off), with its 95 % interval over pictures, given these trainings. attributable: what "
-    f"there is reaches {TARGET:g}. pool with others: there is a signal, but it takes the trainings in the last column; "
-    f"until then report the group together with others. below noise: not told from noise (Holm over groups), or more "
-    f"than {MOST} trainings. Where a group is not attributable, fall back to its share of the training data."
+    "groups and pictures taken off), with its 95 % interval over pictures, given these trainings. attributable: "
+    f"the scores at hand reach {TARGET:g}. pool with others: there is a signal, but it takes the trainings in the last "
+    "column; until then report the group together with others. below noise: not distinguishable from noise (Holm over "
+    f"groups), or more than {MOST} trainings. Where a group is not attributable, fall back to its share of the "
+    "training data."
 )
 
 
@@ -221,7 +222,7 @@ def attributable_tables(name: str, entry: DatasetEntry) -> list[Table]:
         made_of += [f"{found.placebos} placebos"] if found.placebos else []
         rows: list[tuple[Cell, ...]] = [
             (g.group, g.answer, figure(g.one), number(g.mean_of_seeds),
-             None if g.one is None else str(g.retrainings) if g.retrainings else "no number")
+             None if g.one is None else str(g.retrainings) if g.retrainings else "none would do")
             for g in found.groups
         ]  # fmt: skip
         columns = [

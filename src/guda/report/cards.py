@@ -25,6 +25,8 @@ PER = 1000  # images
 
 ODDS, LEAST = 3, 0.005  # groups of a picture whose probability of being first is told beside its verdict, if it is more
 
+ANSWERS = 6  # groups of an answer set that a card names; the others are counted
+
 
 @dataclass(frozen=True)
 class GroupLine:
@@ -149,8 +151,12 @@ class MethodView:
 
     def told_odds(self, q: int) -> list[tuple[str, str]]:
         """The same in words: (group, probability)."""
-        most = ODDS if self.scores.answer is None else None
+        most = ODDS if self.scores.answer is None else ANSWERS
         return [(self.scores.groups[g], "" if p is None else probability(p)) for g, p in self.odds(q)[:most]]
+
+    def untold(self, q: int) -> int:
+        """Groups of the answer set that are counted, not named."""
+        return 0 if self.scores.answer is None else max(0, len(self.odds(q)) - ANSWERS)
 
     def counts(self) -> dict[Kind, int]:
         """Pictures per verdict; the three that intervals alone decide are counted even where there are none."""
@@ -248,7 +254,7 @@ class MethodView:
             "odds": None if self.scores.p_first is None and self.scores.answer is None else
             [[[g, None if p is None else float(f"{p:.3g}")] for g, p in self.odds(q)]
              for q in range(len(self.scores.queries))],
-            "oddsLabel": self.odds_label, "answers": self.scores.answer is not None,
+            "oddsLabel": self.odds_label, "answers": ANSWERS if self.scores.answer is not None else 0,
             "digits": self.digits, "width": self.width(), "verdicts": said(self.verdicts),
             "perDigits": self.per_digits, "perWidth": self.width(PER / self.sizes, self.per_digits),
             "perVerdicts": said(self.per_verdicts) if self.per_image else None,

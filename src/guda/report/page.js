@@ -124,11 +124,11 @@
       card.el.style.setProperty("--zero", zero + "%");
       if (line !== null) card.el.style.setProperty("--null", s.at(line) + "%");
       card.odds.hidden = !odds || !odds.length;
-      card.odds.replaceChildren(`${m.oddsLabel}${kind === "nothing" && !m.answers ? D.oddsNone : ""}: `, ...(odds || []).slice(0, m.answers ? undefined : 3).flatMap(([g, p], i) => {
+      card.odds.replaceChildren(`${m.oddsLabel}${kind === "nothing" && !m.answers ? D.oddsNone : ""}: `, ...(odds || []).slice(0, m.answers || 3).flatMap(([g, p], i) => {
         const name = document.createElement("b");
         name.textContent = D.groups[g].name;
         return [i ? ", " : "", name, p === null ? "" : "\u00a0" + probability(p)];
-      }));
+      }), m.answers && odds && odds.length > m.answers ? ` and ${odds.length - m.answers} more` : "");
       if (card.direction) {
         card.direction.textContent = m.directions ? m.directions[card.q] : "";
         card.direction.hidden = !card.direction.textContent;

@@ -178,6 +178,7 @@ def _cards(
             "remark": view.scores[q].origin.remark,
             "copied": copied[q],
             "odds": view.told_odds(q),
+            "untold": view.untold(q),
             "direction": view.direction(q),
             "claimed": claimed[q],
             # tooltips of folded groups would be a tenth of a large page; the numbers are in the rows

@@ -139,7 +139,8 @@ def headline(entry: DatasetEntry | None, method: str, oracle: bool) -> str:
     """Why the page leads with this method."""
     found = None if entry is None else entry.methods.get(method)
     if found is not None and METRIC in found.metrics:
-        return f"{method} is shown first because it agreed best with retraining, for {share(found.metrics[METRIC])}."
+        best = share(found.metrics[METRIC])
+        return f"{method} is shown first because it agreed best with retraining, for {best} of pictures."
     if oracle:
         return f"{method} is shown first; guda evaluate measures how far it agrees with retraining."
     return f"{method} is the recipe's first method; it was not validated against retraining."

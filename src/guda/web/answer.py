@@ -117,6 +117,8 @@ def _download(kind: str, text: str) -> str:
 def state(shot: Snapshot) -> str:
     if not shot.final:
         return f"Round {shot.rounds.max()}."
+    if shot.scores[0].origin.foreign:  # a race settles who is first among groups that are not named
+        return "Not attributed."
     if shot.rule is None:
         return "Scored with all rounds."
     return {True: "Settled.", False: "Not settled: ran out of rounds or budget.", None: "Budget spent."}[shot.settled]

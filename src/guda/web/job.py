@@ -23,7 +23,8 @@ from guda.scoring.verdict import Verdict
 FULL = "full"  # what an address calls scores by the recipe's rounds
 
 RACED = (
-    "Answered by a race that stops early: scoring with all rounds may give another verdict, such as too close to call."
+    "Answered by a race that stops early, as soon as its rule is met: scoring with all rounds may give another "
+    "verdict, such as too close to call."
 )
 
 
