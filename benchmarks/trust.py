@@ -264,7 +264,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=("digits", "digits-held"), default=["digits", "digits-held"])
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
-    datasets = dict(read_results(FILE).datasets) if FILE.is_file() else {}
     engine = steps.local_engine(given.workers)
     for name in given.only:
         run = prepared(given.runs, name, engine)
@@ -273,6 +272,7 @@ def main() -> None:
             figures = foreign(run, queries, engine) | answers(run, queries, engine) | coverage(run, queries, engine)
         else:
             figures = held_out(run, given.runs, engine)
+        datasets = dict(read_results(FILE).datasets) if FILE.is_file() else {}  # another process may measure the other
         datasets[name] = DatasetEntry(
             n_queries=load_queries(run, queries).n, n_groups=10, seeds=list(get_method(run, "logo").config.seeds),
             ceiling=None, methods={}, figures=figures, note="see benchmarks/trust.py",
