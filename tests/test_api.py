@@ -217,7 +217,7 @@ def test_what_makes_no_sense_is_refused(parts: tuple[Denoiser, ImageData, Querie
         ("setting-unknown", {"round": 3}),
         ("excess-with-drift", {"excess": True, "drift": "subtract"}),
         ("path-with-drift", {"excess": False, "drift": "subtract"}),
-        ("bank-option-unsupported", {"average": queries, "excess": False}),
+        ("bank-option-unsupported", {"average": queries, "excess": False, "foreign": "skip"}),
     ):
         with pytest.raises(guda.GudaError) as e:
             guda.attribute(model, bank, queries, **asked)

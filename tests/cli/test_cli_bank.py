@@ -211,7 +211,7 @@ def test_what_cannot_be_added_leaves_the_run_alone(guda: Guda, tmp_path: Path) -
         (["-g", "2", "-m", "retrack", good], ["left-out group", "'1'", "'2'"]),
         (["-g", "1", "-m", "retrak", good], ["unknown method", "did you mean"]),
         (["-g", "1", "-m", "similarity-pixel", good], ["keeps no counterfactual models"]),
-        (["-g", "1", "-m", "retrack", "--seed", 1, good], ["--seed is for logo"]),
+        (["-g", "1", "-m", "retrack", "--seed", 1, good], ["--seed is for methods of several seeds"]),
         (["-g", "1", "-m", "logo", good], ["needs --seed", "1, 2"]),
         (["-g", "1", "-m", "logo", "--seed", 5, good], ["has no seed 5", "methods.logo.seeds"]),
         (["-g", "1", "-m", "retrack", tmp_path / "foreign.safetensors"], ["base model", "0" * 64, base.digest()]),

@@ -36,7 +36,7 @@ def test_own_model_and_styles_with_the_usual_verbs(guda: Guda, tmp_path: Path) -
     folder = write_prompted(tmp_path / "pictures")
     scored = guda("score", run, "--queries", folder, "--workers", 1, "--json")
     assert scored.code == 0, scored.err
-    assert json.loads(scored.out)["scores"]["anchors-uniform"]["unit"] == "nats"
+    assert json.loads(scored.out)["scores"]["anchors-uniform"]["unit"] == "log ratio"
     assert guda("report", run).code == 0
 
 

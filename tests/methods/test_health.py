@@ -223,9 +223,10 @@ def test_what_cannot_be_subtracted(run: Run) -> None:
     model, data = load_model(run, "base"), load_data(run)
     pictures = guda.Queries.from_arrays(data.images[:2])
     bank = guda.unlearn(model, data, steps=1)
-    assert guda.attribute(model, bank, pictures, drift="subtract", reference=4).estimand.endswith("drift subtracted")
+    asked = {"estimand": "elbo", "excess": False, "drift": "subtract"}
+    assert guda.attribute(model, bank, pictures, reference=4, **asked).estimand.endswith("drift subtracted")
     with pytest.raises(GudaError) as e:
-        guda.attribute(model, guda.Bank(bank), pictures, drift="subtract")
+        guda.attribute(model, guda.Bank(bank), pictures, **asked)
     assert e.value.code == "training-images-missing"
 
 

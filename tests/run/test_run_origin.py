@@ -21,7 +21,7 @@ from guda.report.export import to_json, write_csv
 from guda.report.page import render
 from guda.run.data import load_data
 from guda.run.run import Run
-from guda.run.samples import set_name
+from guda.run.samples import average_name
 from guda.scoring.scores import Scores
 from guda.steps.score import scores_path
 
@@ -106,7 +106,7 @@ def test_copies_and_foreign_pictures_get_their_verdict_by_every_method(scored: R
 
 
 def test_own_samples_are_rarely_foreign_and_hardly_ever_copies(scored: Run) -> None:
-    own = set_name(scored, scored.recipe.queries)
+    own = average_name(scored)
     engine = Inline()
     scores = steps.score(scored, own, ["similarity-pixel"], engine)["similarity-pixel"]
     p = [o.typical_p for o in scores.origins or ()]

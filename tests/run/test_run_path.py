@@ -366,7 +366,8 @@ def test_excess_resumes_and_draws_the_samples_that_it_needs(tmp_path: Path) -> N
         steps.change_scoring(each, estimand="path", excess=True)
     engine = Inline()
     steps.score(whole, "pictures", ["retrack"], engine)
-    assert whole.has(f"queries/{SET}/index.json")
+    assert whole.has(f"queries/average-{SET}/index.json")
+    assert whole.query_sets() == ["pictures"]
     for _ in range(100):
         try:
             steps.score(Run.open(run.root), "pictures", ["retrack"], Inline(stop_after=1))
@@ -374,7 +375,8 @@ def test_excess_resumes_and_draws_the_samples_that_it_needs(tmp_path: Path) -> N
         except KeyboardInterrupt:
             pass
     assert files(run.root) == files(whole.root)
-    assert files(run.root)[f"queries/{SET}/index.json"] == files(finished_root())[f"queries/{SET}/index.json"]
+    drawn, known = (load_queries(Run.open(r), n) for r, n in ((run.root, f"average-{SET}"), (finished_root(), SET)))
+    assert drawn.digest == known.digest
 
 
 # --- races ----------------------------------------------------------------------------------------

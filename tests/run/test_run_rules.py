@@ -59,7 +59,9 @@ def test_terms_of_a_rule_equal_those_of_its_denoiser_alone(run: Run) -> None:
 def test_the_python_interface_gives_the_same_scores(run: Run) -> None:
     queries, model, data = load_queries(run, SET), load_model(run, "base"), load_data(run)
     bank = guda.unlearn(model, data, operator="posterior", components=1)
-    found = guda.attribute(model, bank, queries, plan="stratified", strata=6, rounds=2, block=16)
+    found = guda.attribute(
+        model, bank, queries, plan="stratified", strata=6, rounds=2, block=16, estimand="elbo", excess=False
+    )
     steps.change_scoring(run, plan="stratified")
     try:
         stored = steps.score(run, SET, ["posterior"], Inline())["posterior"]

@@ -403,8 +403,8 @@ def test_attribute_in_memory_is_the_runs_estimand_and_agrees(run: Run) -> None:
     folder = run.path(method.artifact())
     model, bank, queries = load_model(run, "base"), Bank.load(folder), terms.load_queries(run, SET)
     data = load_data(run)
-    settings = {"strata": 12, "rounds": 6, "block": 64, "seed": 5}
-    found = guda.attribute(model, bank, queries, data=data, **settings)
+    settings = {"strata": 12, "rounds": 6, "block": 64, "seed": 5, "estimand": "elbo", "excess": False}
+    found = guda.attribute(model, bank, queries, data=data, plan="importance", **settings)
     plain = guda.attribute(model, bank, queries, **settings)
     stored = Scores.read(steps.scores_path(run, SET, "retrack"))
     assert found.estimand == plain.estimand == stored.estimand

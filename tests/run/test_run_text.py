@@ -29,6 +29,7 @@ from guda.report.page import write_report
 from guda.run.data import load_data, load_prompts
 from guda.run.models import load_model
 from guda.run.run import Run
+from guda.scoring.reading import value
 from guda.scoring.scores import Scores
 from refusals import refused
 
@@ -229,7 +230,8 @@ def test_the_report_shows_prompts_and_what_fine_tuning_taught(tmp_path: Path) ->
     run = copy_text(tmp_path / "run")
     row = steps.score(run, SET, ["pretrained"], Inline())["pretrained"]
     page = write_report(run, SET).read_text()
-    assert f"all fine-tuning data together: {row.score[0, 0]:+.3g} nats" in page
+    first = row.cell(0, 0)
+    assert f"all fine-tuning data together: {value(first.score, first.lo, first.hi, 1, 'nats')}" in page
     assert load_queries(run, SET).prompts[0] in page  # type: ignore[index]
     assert load_data(run).digest in page
 
