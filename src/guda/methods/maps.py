@@ -1,0 +1,62 @@
+"""Maps of a run: where in a picture the score of a group comes from (see scoring/maps.py).
+
+Kept like the terms, by the same draws: RUN/maps/<plan>/<picture>/<model>/c000.safetensors, one part per model and round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from guda.data.queries import Queries
+from guda.errors import GudaError
+from guda.methods.base import Method
+from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.terms import ModelRef, load_queries, run_scorer
+from guda.run import progress
+from guda.run.run import Run
+from guda.run.task import Task
+from guda.scoring.maps import Cells, PictureMap
+
+
+def mapped_method(method: Method) -> ElboMethod:
+    """Refuse a method whose scores are no sum over the picture."""
+    if not has_counterfactuals(method):
+        raise GudaError(
+            "map-method-unsupported",
+            f"{method.method_id} has no model without the group, so its scores have no place in the picture; choose "
+            "another --method, e.g. retrack or posterior",
+        )
+    return method
+
+
+def map_tasks(method: ElboMethod, queries: Queries, picture: str, groups: Sequence[str]) -> list[Task]:
+    """What evaluates the models of these groups on one picture."""
+    run, cells = method.run, Cells(run_scorer(method.run), queries.subset([picture]))
+    used = dict.fromkeys(m for full, others in method.sets() for m in (full, *(others[g] for g in groups)))
+    models, rounds = cells.scorer.evaluated(used), run.recipe.scoring.rounds
+    draws = cells.scorer.plan.evals_per_round * rounds
+    shape = queries.shape[1] * queries.shape[2]
+    return [
+        Task(
+            name=f"map {queries.name}/{picture} by {len(models)} models for {method.method_id}",
+            stage=f"maps/{queries.name}/{method.method_id}", fn="guda.methods.maps:evaluate_cells",
+            args={"queries": queries.name, "picture": picture, "models": [m.as_json() for m in models]},
+            makes=tuple(cells.name(m, r) for m in models for r in range(rounds)),
+            needs=tuple(sorted({path for m in models for path in m.needs(run)})),
+            cost=float(cells.scorer.networks(models) * draws),
+            bytes=len(models) * rounds * cells.scorer.plan.n_strata * shape * 8,
+        )
+    ]  # fmt: skip
+
+
+def evaluate_cells(run: Run, queries: str, picture: str, models: list[list[Any]]) -> None:
+    cells = Cells(run_scorer(run), load_queries(run, queries).subset([picture]))
+    cells.evaluate([ModelRef(*m) for m in models], run.recipe.scoring.rounds, progress.tick)
+
+
+def picture_map(method: ElboMethod, queries: Queries, picture: str, group: str) -> PictureMap:
+    """From finished parts."""
+    cells = Cells(run_scorer(method.run), queries.subset([picture]))
+    t, d = cells.contributions(method.sets(), group, method.run.recipe.scoring.rounds, method.shares)
+    return PictureMap(picture, group, t, d, not cells.scorer.path, bool(cells.scorer.plan.grid))

@@ -1,0 +1,123 @@
+"""Maps, inversions and neighbours of a run: sums, shares, resume, and that other weights are refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tinyrun import SET, Inline, copy_run, tiny, write_digits
+
+from guda import steps
+from guda.errors import GudaError
+from guda.files import read_tensors, write_tensors
+from guda.methods.base import get_method
+from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.maps import map_tasks, picture_map
+from guda.methods.terms import load_queries
+from guda.run.recipe import Recipe
+from guda.run.run import Run
+from guda.scoring.bands import default_edges
+from guda.steps.evidence import gather_evidence, map_picture
+
+METHODS = {
+    "logo": {"seeds": [1, 2]},
+    "shift": {"steps": 3, "batch_forget": 8, "batch_retain": 8},
+    "posterior": {"components": 1},
+    "hybrid": {"edge": 0.4, "share": 0.25},
+}
+SCORING = {"strata": 6, "rounds": 3, "block": 16, "shard": 5}
+ESTIMANDS = {
+    "elbo": {"estimand": "elbo", "plan": "importance", "antithetic": True},
+    "path": {"estimand": "path", "excess": True, "plan": "stratified"},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    root = tmp_path_factory.mktemp("evidence")
+    recipe = tiny(write_digits(root / "data")).model_dump(mode="json") | {"methods": METHODS}
+    found = steps.init(root / "elbo", Recipe.from_dict(recipe, "test"))
+    engine = Inline()
+    steps.fit(found, ["logo", "hybrid"], engine)
+    steps.sample(found, engine)
+    made = {"elbo": found, "path": copy_run(root / "path", root / "elbo")}
+    for name, run in made.items():
+        run.update(Recipe.from_dict(recipe | {"scoring": SCORING | ESTIMANDS[name]}, "test"))
+        steps.score(run, SET, list(METHODS), engine)
+    return made
+
+
+def elbo_method(run: Run, name: str) -> ElboMethod:
+    found = get_method(run, name)
+    assert has_counterfactuals(found)
+    return found
+
+
+@pytest.mark.parametrize("estimand", ["elbo", "path"])
+@pytest.mark.parametrize("name", ["logo", "shift", "posterior", "hybrid"])
+def test_a_map_sums_to_the_plain_score_whole_and_by_band(runs: dict[str, Run], estimand: str, name: str) -> None:
+    run = runs[estimand]
+    queries, method = load_queries(run, SET), elbo_method(run, name)
+    d = method.contributions(method.sets(), method.reader(queries))  # what the table of scores is made of
+    plain = d.mean(axis=0).sum(axis=-1)
+    for q, g in ((0, 1), (7, 2)):
+        found = map_picture(run, SET, queries.ids[q], name, method.groups[g], Inline())
+        assert found.whole.nats.shape == (8, 8)
+        assert found.whole.score == pytest.approx(plain[q, g], rel=1e-6)
+        np.testing.assert_allclose(found.contributions.sum(axis=(2, 3)), d[:, q, g], rtol=1e-6, atol=1e-12)
+        bands = found.bands(default_edges(100))
+        np.testing.assert_allclose(sum(b.nats for b in bands), found.whole.nats, rtol=1e-9, atol=1e-12)
+        assert (found.whole.nats >= 0).all() or estimand == "elbo"
+
+
+def test_maps_resume_and_refuse_other_weights(runs: dict[str, Run], tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run", runs["path"].root)
+    queries, method = load_queries(run, SET), elbo_method(run, "shift")
+    picture, group = queries.ids[3], method.groups[0]
+    tasks = map_tasks(method, queries, picture, [group])
+    before = map_picture(run, SET, picture, "shift", group, Inline())
+    parts = [run.path(name) for task in tasks for name in task.makes]
+    bytes_ = [p.read_bytes() for p in parts]
+    parts[1].unlink()  # a round is lost
+    engine = Inline()
+    again = map_picture(run, SET, picture, "shift", group, engine)
+    assert len(engine.ran) == 1
+    assert [p.read_bytes() for p in parts] == bytes_
+    np.testing.assert_array_equal(again.contributions, before.contributions)
+    engine = Inline()
+    map_picture(run, SET, picture, "shift", group, engine)
+    assert engine.ran == []
+    content, header = read_tensors(parts[0])
+    write_tensors(parts[0], content, header | {"model": "other"})
+    with pytest.raises(GudaError) as e:
+        picture_map(method, queries, picture, group)
+    assert e.value.code == "map-stale"
+
+
+def test_evidence_shows_the_picture_with_and_without_the_group(runs: dict[str, Run]) -> None:
+    run = runs["path"]
+    queries = load_queries(run, SET)
+    found = gather_evidence(run, SET, queries.ids[2], "hybrid", "1", Inline())
+    assert found.drawn.by == "shift"  # a hybrid draws by the first of its parts
+    assert found.drawn.psnr > 30
+    assert (found.drawn.without != found.drawn.full).any()
+    for near in found.near:
+        data = found.method.run
+        assert near.index.shape == (5,)
+        assert (np.diff(near.distance) >= 0).all()
+        assert data is run
+    engine = Inline()
+    again = gather_evidence(run, SET, queries.ids[2], "hybrid", "1", engine)
+    assert engine.ran == []
+    assert torch.equal(torch.from_numpy(again.drawn.without), torch.from_numpy(found.drawn.without))
+
+
+def test_what_has_no_place_in_the_picture_is_refused(runs: dict[str, Run]) -> None:
+    for picture, method, group, code in (
+        ("s0-00000", "similarity-pixel", "1", "map-method-unsupported"),
+        ("s0-00000", "shift", "9", "group-unknown"),
+        ("s0-99999", "shift", "1", "query-unknown"),
+    ):
+        with pytest.raises(GudaError) as e:
+            map_picture(runs["path"], SET, picture, method, group, Inline())
+        assert e.value.code == code
