@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from guda import __version__
-from guda.cli import artifacts, experiments, results, runs, scores
+from guda.cli import artifacts, evidence, experiments, results, runs, scores
 from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
 
@@ -57,6 +57,11 @@ for _command in (
     scores.calibrate,
     scores.health, scores.likelihood, runs.plan, results.report, runs.status, runs.methods, results.figure,
 ):  # fmt: skip
+    app.command()(_command)
+
+app.command("map")(evidence.map_)
+
+for _command in (evidence.exhibit, evidence.verify):
     app.command()(_command)
 
 app.add_typer(artifacts.bank, name="bank")

@@ -14,6 +14,7 @@ noise. No guidance: that is another model.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ def invert(
     cond = None if cond is None else cond.to(device)
     x = float(denoiser.schedule.at(times[:1])[0][0]) * x0.to(device, torch.float32)
     eps = _eps(denoiser, x, int(times[0]), cond)
-    for k, (here, there) in enumerate(zip(times, times[1:], strict=False)):
+    for k, (here, there) in enumerate(pairwise(times)):
         keep, move = _step(denoiser.schedule, int(here), int(there))
         for _ in range(refine):
             eps = _eps(denoiser, keep * x + move * eps, int(there), cond)
@@ -73,7 +74,7 @@ def denoise(
     times = levels(denoiser.schedule, steps)[::-1]
     device = denoiser.device
     cond, x = None if cond is None else cond.to(device), noise.to(device)
-    for k, (here, there) in enumerate(zip(times, times[1:], strict=False)):
+    for k, (here, there) in enumerate(pairwise(times)):
         keep, move = _step(denoiser.schedule, int(here), int(there))
         x = keep * x + move * _eps(denoiser, x, int(here), cond)
         tick(k + 1, len(times) - 1)

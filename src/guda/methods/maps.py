@@ -1,6 +1,6 @@
 """Maps of a run: where in a picture the score of a group comes from (see scoring/maps.py).
 
-Kept like the terms, by the same draws: RUN/maps/<plan>/<picture>/<model>/c000.safetensors, one part per model and round.
+Kept like the terms, by the same draws: RUN/maps/<plan>/<picture>/<model>/c000.safetensors, a part per model and round.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ noise through the full model and through the counterfactual (see diffusion/inver
     RUN/inversions/<settings>/<picture>/<full model>.safetensors       noise, image: the reconstruction
     RUN/inversions/<settings>/<picture>/<counterfactual>.safetensors   image: without the group
 
-Of several sets of counterfactuals (seeds) the first is shown. A method that combines others (hybrid) has no model of its
-own that draws: the first of its parts stands for it, and is named.
+Of several sets of counterfactuals (seeds) the first is shown. A method that combines others (hybrid) has no model of
+its own that draws: the first of its parts stands for it, and is named.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _part(picture: Queries, model: ModelRef) -> str:
 
 def with_without_tasks(method: ElboMethod, queries: Queries, picture: str, group: str) -> list[Task]:
     run, one = method.run, queries.subset([picture])
-    by, full, other = drawing_models(method, group)
+    _, full, other = drawing_models(method, group)
     steps = len(levels(run_schedule(run), STEPS)) - 1
     args = {"queries": queries.name, "picture": picture}
     return [

@@ -144,7 +144,7 @@ class Cells(Generic[M]):
     def contributions(
         self, sets: Sequence[Set[M]], group: str, rounds: int, shares: Shares = equal_shares
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """(t [R, S], paired nats [R, S, H, W]) of one group: the mean over sets, weighted by t where the method says."""
+        """(t [R, S], paired nats [R, S, H, W]) of one group: the mean over sets, by `shares` of the method."""
         out: np.ndarray | None = None
         for number, (full, others) in enumerate(sets):
             t, d = self.read(others[group], rounds)
