@@ -1,5 +1,7 @@
 """Maps, inversions and neighbours of a run: sums, shares, resume, and that other weights are refused."""
 
+import html
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,10 @@ from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.maps import map_tasks, picture_map
 from guda.methods.terms import load_queries
+from guda.report.bundle import write_bundle
+from guda.report.content import Content
+from guda.report.exhibit import Exhibit, choose_view, first_group
+from guda.report.verify import verify
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.bands import default_edges
@@ -121,3 +127,68 @@ def test_what_has_no_place_in_the_picture_is_refused(runs: dict[str, Run]) -> No
         with pytest.raises(GudaError) as e:
             map_picture(runs["path"], SET, picture, method, group, Inline())
         assert e.value.code == code
+
+
+def make_exhibit(run: Run, method: str, picture: str) -> Exhibit:
+    content = Content.read(run, SET)
+    view = choose_view(content, method)
+    return Exhibit(content, view, gather_evidence(run, SET, picture, method, first_group(view, picture), Inline()))
+
+
+@pytest.mark.parametrize(("estimand", "method"), [("path", "hybrid"), ("elbo", "logo"), ("path", "posterior")])
+def test_an_exhibit_is_verified_bitwise_against_its_run(
+    runs: dict[str, Run], estimand: str, method: str, tmp_path: Path
+) -> None:
+    run = runs[estimand]
+    made = make_exhibit(run, method, "s0-00003")
+    files = made.files()
+    assert made.files() == files
+    verdict = made.view.verdicts[made.q]
+    page = files["exhibit.html"].decode()
+    assert verdict.headline in html.unescape(page)
+    assert json.loads(files["scores.json"])["verdict"]["text"] == verdict.text
+    assert made.digests["model"] in page
+    assert page.count("of 2</b>") == 2
+    path = write_bundle(tmp_path / "bundle.zip", files)
+    found = verify(path, run)
+    assert found.terms is not None
+    assert found.terms["recomputed"] >= 20
+    assert found.terms["bitwise"] == found.terms["recomputed"]
+    assert verify(path).terms is None
+
+
+def test_a_bundle_that_does_not_add_up_is_refused(runs: dict[str, Run], tmp_path: Path) -> None:
+    run = runs["path"]
+    files = make_exhibit(run, "shift", "s0-00003").files()
+    scores, terms = json.loads(files["scores.json"]), files["terms.csv"].decode().splitlines()
+
+    def code(changes: dict[str, bytes], run: Run | None = None) -> str:
+        with pytest.raises(GudaError) as e:
+            verify(write_bundle(tmp_path / "bundle.zip", files | changes), run)
+        return e.value.code
+
+    higher = [g | {"nats": g["nats"] * 1.5} if g["rank"] == 2 else g for g in scores["groups"]]
+    assert code({"scores.json": json.dumps(scores | {"groups": higher}).encode()}) == "bundle-inconsistent"
+    assert code({"map.csv": b"row,column,nats,stderr,clear\n0,0,1.0,0.1,1\n"}) == "bundle-inconsistent"
+    assert code({"terms.csv": "\n".join(terms[:-1]).encode()}) == "bundle-inconsistent"
+    assert code({"scores.json": b"[]"}) == "bundle-inconsistent"
+    other = scores | {"digests": scores["digests"] | {"data": "0" * 64}}
+    assert code({"scores.json": json.dumps(other).encode()}, run) == "bundle-other-run"
+    # terms and scores that add up, but are not by these models: everything is twice as large
+    twice = [*terms[:1], *(f"{row.rpartition(',')[0]},{2 * float(row.rpartition(',')[2])!r}" for row in terms[1:])]
+    cells = files["map.csv"].decode().splitlines()
+    doubled = [
+        *cells[:1],
+        *(",".join([*c[:2], repr(2 * float(c[2])), *c[3:]]) for c in (r.split(",") for r in cells[1:])),
+    ]
+    both = scores | {
+        "groups": [g | {"nats": 2 * g["nats"]} for g in scores["groups"]],
+        "map": scores["map"] | {"nats": 2 * scores["map"]["nats"]},
+    }
+    forged = {
+        "terms.csv": "\n".join(twice).encode(),
+        "map.csv": "\n".join(doubled).encode(),
+        "scores.json": json.dumps(both).encode(),
+    }
+    assert verify(write_bundle(tmp_path / "forged.zip", files | forged)).terms is None
+    assert code(forged, run) == "bundle-terms-differ"

@@ -305,7 +305,7 @@ class Exhibit:
 
 
 def plain_scores(terms: Sequence[dict[str, Any]], groups: Sequence[str]) -> dict[str, float]:
-    """Nats of every group from the rows of terms.csv: the sum of weight share square over strata and sets, the mean over
+    """Nats of every group from the rows of terms.csv: the sum of weight share square over strata and sets, mean over
     rounds, less the same of the full model where errors are kept."""
     total: dict[tuple[int, str], float] = {}
     rounds = 1 + max(int(row["round"]) for row in terms)
