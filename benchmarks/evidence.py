@@ -51,7 +51,7 @@ from guda.steps.fit import Engine
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "benchmarks" / "results" / "evidence.json"
 METHODS = ("retrack", "shift", "posterior", "hybrid")
-PICTURES, SUMS = 60, 20
+PICTURES, SUMS = 40, 20
 Figures = dict[str, float]
 
 

@@ -79,7 +79,7 @@ def write_bundle(path: Path, files: Mapping[str, bytes], key: Path | None = None
 
 def read_bundle(path: Path) -> dict[str, bytes]:
     """The files of a bundle, refused where one is not what the manifest says, or the archive not what `pack` makes."""
-    data = _read(path, LIMIT, "bundle")
+    data = _read(path)
     files = _members(path, data)
     if MANIFEST not in files:
         raise GudaError("bundle-invalid", f"{path} has no {MANIFEST}; it is not a bundle of guda")
@@ -92,14 +92,18 @@ def read_bundle(path: Path) -> dict[str, bytes]:
     return files
 
 
-def _read(path: Path, limit: int, what: str) -> bytes:
+def _read(path: Path, key: bool = False) -> bytes:
+    """A bundle, or a key."""
+    limit, what = (KEY_LIMIT, "key") if key else (LIMIT, "bundle")
     try:
         with open(path, "rb") as f:
             data = f.read(limit + 1)
     except OSError as e:
-        raise GudaError(f"{what}-missing", f"{path} cannot be read ({e.strerror}); give the file of a {what}") from None
+        why = f"{path} cannot be read ({e.strerror}); give the file of a {what}"
+        raise GudaError("key-missing" if key else "bundle-missing", why) from None
     if len(data) > limit:
-        raise GudaError(f"{what}-too-large", f"{path} has more than {limit:,} bytes, which no {what} of guda has")
+        why = f"{path} has more than {limit:,} bytes, which no {what} of guda has"
+        raise GudaError("key-invalid" if key else "bundle-too-large", why)
     return data
 
 
@@ -172,7 +176,7 @@ def _private(path: Path) -> Any:
 
     how = "make one with: openssl genpkey -algorithm ed25519 -out key.pem"
     try:
-        found = _crypto().load_pem_private_key(_read(path, KEY_LIMIT, "key"), password=None)
+        found = _crypto().load_pem_private_key(_read(path, key=True), password=None)
     except TypeError:
         raise GudaError("key-encrypted", f"{path} is protected by a password, which guda does not ask for") from None
     except (ValueError, UnsupportedAlgorithm):
@@ -224,7 +228,7 @@ def check_signature(path: Path, files: Mapping[str, bytes], key: Path | None = N
         return None
     serialization = _crypto()
     signer = _public(files[SIGNER], f"{path}: {SIGNER}")
-    if key is not None and _raw(_public(_read(key, KEY_LIMIT, "key"), str(key))) != _raw(signer):
+    if key is not None and _raw(_public(_read(key, key=True), str(key))) != _raw(signer):
         raise GudaError("bundle-signer-differs", f"{path} was signed by another key than {key}; do not rely on it")
     from cryptography.exceptions import InvalidSignature
 
