@@ -3,23 +3,28 @@
 import html
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tinyrun import SET, Inline, copy_run, tiny, write_digits
+from typer.testing import CliRunner
 
 from guda import steps
+from guda.cli.main import app
+from guda.data.images import to_float
 from guda.errors import GudaError
 from guda.files import read_tensors, write_tensors
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.maps import map_tasks, picture_map
 from guda.methods.terms import load_queries
-from guda.report.bundle import write_bundle
+from guda.report.bundle import read_bundle, write_bundle
 from guda.report.content import Content
 from guda.report.exhibit import Exhibit, choose_view, first_group
 from guda.report.verify import verify
+from guda.run.data import load_data
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.bands import default_edges
@@ -107,11 +112,13 @@ def test_evidence_shows_the_picture_with_and_without_the_group(runs: dict[str, R
     assert found.drawn.by == "shift"  # a hybrid draws by the first of its parts
     assert found.drawn.psnr > 30
     assert (found.drawn.without != found.drawn.full).any()
-    for near in found.near:
-        data = found.method.run
-        assert near.index.shape == (5,)
-        assert (np.diff(near.distance) >= 0).all()
-        assert data is run
+    data = load_data(run)
+    members = data.groups.members(data.groups.index("1"))
+    apart = np.sqrt(((to_float(data.images[members]) - to_float(queries.images[2:3])) ** 2).sum(axis=(1, 2, 3)))
+    assert found.near[0].index.tolist() == members[np.argsort(apart)[:5]].tolist()
+    np.testing.assert_allclose(found.near[0].distance, np.sort(apart)[:5], rtol=1e-5)
+    assert set(found.near[1].index.tolist()) <= set(members.tolist())
+    assert (np.diff(found.near[1].distance) >= 0).all()
     engine = Inline()
     again = gather_evidence(run, SET, queries.ids[2], "hybrid", "1", engine)
     assert engine.ran == []
@@ -192,3 +199,30 @@ def test_a_bundle_that_does_not_add_up_is_refused(runs: dict[str, Run], tmp_path
     }
     assert verify(write_bundle(tmp_path / "forged.zip", files | forged)).terms is None
     assert code(forged, run) == "bundle-terms-differ"
+
+
+def test_commands(runs: dict[str, Run], tmp_path: Path) -> None:
+    run, picture = runs["path"], "s0-00003"
+    made = make_exhibit(run, "hybrid", picture)  # so that the commands compute nothing
+    root, out = str(run.root), tmp_path / "exhibit.html"
+
+    def said(*arguments: str) -> dict[str, Any]:
+        result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+        assert result.exit_code == 0
+        return dict(json.loads(result.stdout))
+
+    found = said("map", root, picture, "--method", "hybrid", "--out", str(tmp_path / "map.png"))
+    assert found["nats"] == made.evidence.map.whole.score
+    assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
+    said("exhibit", root, picture, "--method", "hybrid", "--zip", "--out", str(out))
+    assert read_bundle(out.with_suffix(".zip"))["exhibit.html"] == out.read_bytes()
+    assert said("verify", str(out.with_suffix(".zip")), "--run", root)["terms"]["recomputed"] >= 20
+    for arguments, code in (
+        (("map", root, picture, "--out", str(tmp_path / "map.svg")), "map-not-png"),
+        (("exhibit", root, picture, "--sign", str(out)), "sign-without-zip"),
+        (("exhibit", root, picture, "--method", "retrack"), "method-not-scored"),
+        (("verify", str(out)), "bundle-damaged"),
+    ):
+        with pytest.raises(GudaError) as e:
+            CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+        assert e.value.code == code

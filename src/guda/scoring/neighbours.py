@@ -23,10 +23,8 @@ class Neighbours:
     space: str  # in which they are near
 
 
-def neighbours(
-    picture: np.ndarray, images: Images, members: np.ndarray, space: str, mirrored: Images | None = None, n: int = TOP
-) -> Neighbours:
+def neighbours(picture: np.ndarray, images: Images, members: np.ndarray, space: str, n: int = TOP) -> Neighbours:
     """`picture` [D]; `images` [M, D] of `members` [M], their positions among the training images. Ties by position."""
-    distance = np.sqrt(squared_distances(picture[None], images, mirrored)[0])
+    distance = np.sqrt(squared_distances(picture[None], images, None)[0])
     order = np.argsort(distance, kind="stable")[:n]
     return Neighbours(np.asarray(members)[order], distance[order], space)
