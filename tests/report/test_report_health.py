@@ -12,7 +12,7 @@ from guda.methods.base import get_method
 from guda.methods.health import NOTE, SIGN, BandDrift, DriftFigure, Health, health_path, leakage
 from guda.report.page import render
 from guda.run.run import Run
-from guda.scoring.drift import measure
+from guda.scoring.reference import measure
 from guda.scoring.scores import Scores
 
 TITLE = "How far to trust the counterfactuals"

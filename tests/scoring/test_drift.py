@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from guda.scoring.drift import measure
 from guda.scoring.estimate import difference, moments, rank_columns, stack_estimates
+from guda.scoring.reference import measure
 from refusals import refused
 
 RNG = np.random.default_rng(0)

@@ -4,7 +4,7 @@
 
 Positive = the counterfactual without k explains group j worse. The diagonal is forgetting: it should be large. Off it
 is leakage: what taking out k does to the images of another group. Drift_k, the mean over all images outside k, is the
-part of every score of k that has nothing to do with k (scoring/drift.py).
+part of every score of k that has nothing to do with k (scoring/reference.py).
 
 Training images overstate forgetting: theta_full was trained on them, so even the diagonal of LOGO is larger than it
 would be on fresh pictures of the group. Compare matrices with one another, the oracle's above all, not with scores of
@@ -42,7 +42,7 @@ from guda.run.models import run_schedule
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.scoring.bands import by_band, default_edges
-from guda.scoring.drift import Drift, measure
+from guda.scoring.reference import Drift, measure
 
 SIGN = "positive = the counterfactual explains the images worse than the full model"
 

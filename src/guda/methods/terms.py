@@ -15,12 +15,11 @@ from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
 from guda.files import digest, digest_file
 from guda.parts import FolderParts
-from guda.run import progress
 from guda.run.data import load_data
 from guda.run.models import load_model, model_digest, model_files, run_schedule
 from guda.run.plan import run_plan, run_settings
 from guda.run.run import Run
-from guda.run.task import Task
+from guda.run.task import Task, tick
 from guda.scoring.plan import Plan
 from guda.scoring.scorer import Scorer, families, shard_names
 from guda.unlearning.bank import Counterfactual, Workbench
@@ -209,4 +208,4 @@ def score_tasks(
 def score_shard(run: Run, queries: str, shard: int, models: list[list[Any]], estimand: str | None = None) -> None:
     config = run.recipe.scoring
     part = load_queries(run, queries).shards(config.shard)[shard]
-    run_scorer(run, estimand=estimand).evaluate(part, [ModelRef(*m) for m in models], config.rounds, progress.tick)
+    run_scorer(run, estimand=estimand).evaluate(part, [ModelRef(*m) for m in models], config.rounds, tick)

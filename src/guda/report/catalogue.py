@@ -41,9 +41,9 @@ from guda.run.data import load_data, scored_groups
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.scores import Scores
+from guda.steps.evaluate import path_evaluation
 from guda.steps.fit import Engine
 from guda.steps.likelihood import VARIANT
-from guda.steps.path_comparison import path_evaluation
 from guda.steps.queries import choose_queries
 from guda.steps.score import scores_folder, scores_path
 from guda.table import Table, write_tables

@@ -21,19 +21,18 @@ from guda.errors import GudaError
 from guda.files import digest
 from guda.parts import MemoryParts
 from guda.scoring.bands import Bands
+from guda.scoring.combine import combine, contributions, networks
 from guda.scoring.copies import crowding, find_copied, nearest
-from guda.scoring.drift import Drift, draw_reference, measure, reference_index
-from guda.scoring.excess import Excess, check_drift, positions
-from guda.scoring.excess import average as average_of
-from guda.scoring.origin import Copied, Origin, make_origins
+from guda.scoring.origin import LEAST, ROUNDS, Copied, Described, Origin, make_origins, typical_p
 from guda.scoring.pilot import measure_density
-from guda.scoring.plan import Plan, make_plan
+from guda.scoring.plan import Plan, make_plan, typical_plan
 from guda.scoring.race import StopRule
 from guda.scoring.race_rounds import evaluate_here, iter_rounds
-from guda.scoring.scorer import Scorer, Set, combine, contributions, networks
+from guda.scoring.reference import Drift, Excess, check_drift, draw_reference, measure, reference_index
+from guda.scoring.reference import average as average_of
+from guda.scoring.scorer import Scorer, Set
 from guda.scoring.scores import Scores
 from guda.scoring.settings import OutOfMemory, Settings, fastest
-from guda.scoring.typical import LEAST, ROUNDS, Described, typical_p, typical_plan
 from guda.unlearning.bank import Bank, Workbench
 from guda.unlearning.rule import Ruled, RuledDenoiser
 
@@ -150,7 +149,7 @@ def _origins(
                 scorer.evaluate(shard, [full], ROUNDS)
             return Described.of_terms(scorer.read(pictures, full, ROUNDS))
 
-        p = typical_p(describe(samples), describe(queries), positions(queries, samples))
+        p = typical_p(describe(samples), describe(queries), samples.find(queries.images, queries.prompts))
     if data is not None:
         images = _flat(model, data.images)
         about = crowding(images)
@@ -182,7 +181,7 @@ def _excess(
     if pictures is None:
         raise GudaError("average-missing", "excess scores need samples of the model; give them as average=...")
     scored = _paired(scorer, sets, pictures, config, bands).mean(axis=0).sum(axis=-1)
-    return average_of(scored, scorer.path, positions(queries, pictures))
+    return average_of(scored, scorer.path, pictures.find(queries.images, queries.prompts))
 
 
 def need(data: ImageData | None, why: str) -> ImageData:

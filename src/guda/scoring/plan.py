@@ -189,3 +189,9 @@ def make_plan(schedule: Schedule, config: ScoringConfig, density: np.ndarray | N
         return importance(schedule, density, config.strata, config.seed, config.antithetic)
     maker = {"uniform": uniform, "stratified": stratified}[config.plan]
     return maker(schedule, config.strata, config.seed, config.antithetic)
+
+
+def typical_plan(schedule: Schedule, seed: int) -> Plan:
+    """The draws that describe a picture (scoring/origin.py), whatever plan its scores have: one answer for every
+    estimand."""
+    return stratified(schedule, min(6, schedule.t_max), seed, antithetic=True)

@@ -20,12 +20,12 @@ from guda.evaluation.intervals import Figure, bootstrap_mean, percentile_interva
 from guda.evaluation.metrics import spearman, top1
 from guda.files import write_json
 from guda.methods.base import get_method
+from guda.methods.elbo import run_oracle
 from guda.methods.terms import load_queries
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.steps.fit import Engine, check_fitted
 from guda.steps.function import product_tasks, products_of
-from guda.steps.oracle import run_oracle
 from guda.steps.score import prepared, scored_methods, scores_folder, scores_path
 
 METRICS = {"top1": top1, "spearman": spearman}

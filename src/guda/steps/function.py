@@ -20,17 +20,15 @@ from guda.evaluation.ceiling import CEILING
 from guda.evaluation.intervals import Figure, bootstrap_mean
 from guda.files import write_json
 from guda.methods.base import Method, get_method
-from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.elbo import ElboMethod, has_counterfactuals, run_oracle
 from guda.methods.terms import ModelRef, load_queries, run_scorer
-from guda.run import progress
 from guda.run.models import run_schedule
 from guda.run.run import Run
-from guda.run.task import Task, pending
+from guda.run.task import Task, pending, tick
 from guda.scoring.bands import default_edges
 from guda.scoring.products import Products, cosines, cross
 from guda.scoring.scorer import Set, shard_name
 from guda.steps.fit import Engine, check_fitted, fitted_methods
-from guda.steps.oracle import run_oracle
 from guda.steps.score import prepared, scores_folder
 
 if TYPE_CHECKING:
@@ -91,7 +89,7 @@ def product_shard(
         refs = [ModelRef(*ref) for ref in others]  # type: ignore[arg-type]
         found.append((ModelRef(*full), dict(zip(groups, refs, strict=True))))  # type: ignore[arg-type]
     shard = load_queries(run, queries).subset(ids)
-    Products(run_scorer(run), found).evaluate(shard, rounds, progress.tick)
+    Products(run_scorer(run), found).evaluate(shard, rounds, tick)
 
 
 def evaluate_function(

@@ -16,7 +16,7 @@ from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.evaluation.tables import separation
 from guda.files import write_json, write_text
 from guda.methods.base import Method, get_method
-from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.elbo import ElboMethod, has_counterfactuals, run_oracle
 from guda.methods.likelihood import (
     asked_queries,
     check_likelihood,
@@ -32,11 +32,10 @@ from guda.methods.terms import load_queries
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.run.task import Task
-from guda.scoring.drift import SUBTRACTED
+from guda.scoring.reference import SUBTRACTED
 from guda.scoring.scores import Scores
 from guda.steps.evaluate import method_cost, stage_seconds
 from guda.steps.fit import Engine, check_fitted
-from guda.steps.oracle import run_oracle
 from guda.steps.score import scored_methods, up_to_date
 
 VARIANT = "likelihood"  # sub-folder of scores

@@ -19,8 +19,8 @@ from pydantic import Field, ValidationError
 
 from guda.config import Config
 from guda.data.images import ImageData
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser, weights_digest
+from guda.diffusion.families.base import Cond
 from guda.errors import GudaError, Mismatch
 from guda.files import digest, read_tensors, write_tensors
 from guda.unlearning.bank import Bank, Counterfactual

@@ -24,8 +24,8 @@ from guda.config import Config
 from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser, Latents, encode_all
+from guda.diffusion.families.base import Cond
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.registry import Registry
@@ -201,7 +201,7 @@ OPERATORS = Registry[type[Operator]](
     "guda.operators",
     [
         f"guda.unlearning.operators.{name}"
-        for name in ("anchors", "ascent", "erasediff", "esd", "retain", "retrack", "retrack_zero", "shift", "siss")
+        for name in ("anchors", "ascent", "erasediff", "esd", "retain", "retrack", "shift", "siss")
     ],
 )
 operator = OPERATORS.register  # decorator: an unlearning operator under its method id

@@ -12,6 +12,13 @@ Gaussian's mean by d costs |d|^2/2 nats, so each d_r is shortened to a norm of a
 `density_ratio`: each forget sample is weighted by p_ret(x_t)/p_for(x_t), densities of the two noised sets. Then
 E_for[ratio ||eps_theta - eps_bar||^2] = E_ret ||eps_theta - eps||^2 - const: the retain-only objective, estimated at
 forget points. Unbiased but, where the sets are far apart, of few effective samples; clipping lowers the objective.
+
+retrack-zero: what the public release of ReTrack does in effect.
+
+    L_forget = mean( eps_theta(x_t, t)^2 )
+
+Its softmax exponentiates exponents near -D/2 in float32; every weight underflows to 0 and with them the target, so the
+forget images are sent to the prediction 0. Kept to reproduce figures made with it.
 """
 
 from __future__ import annotations
@@ -94,3 +101,12 @@ class Retrack(Operator):
             return {}
         share = sum(self.effective) / len(self.effective)
         return {"effective_samples": share * self.config.batch_forget, "effective_share": share}
+
+
+@operator("retrack-zero")
+class RetrackZero(Operator):
+    Config = FlipsConfig
+    summary = "unlearn by sending forget images to the prediction 0 (the public release's effective loss)"
+
+    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
+        return student.eps(forget.x_t, forget.t).square().mean()
