@@ -25,7 +25,7 @@ from guda.run.run import Run
 from guda.scoring.reading import Verdict
 from guda.scoring.scores import Scores
 from guda.web import answer
-from guda.web.batch import line, submit
+from guda.web.ask import line, submit
 from guda.web.job import RACED, Job, caveat, one_picture, to_csv, to_json
 from guda.web.results import find, leaderboard, open_result, pictures, results, runs_table
 from guda.web.service import Service, stored_scores

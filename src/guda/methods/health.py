@@ -34,11 +34,11 @@ from pydantic import ValidationError, computed_field, model_validator
 from guda.config import Config
 from guda.errors import GudaError
 from guda.files import digest, read_json, write_json
-from guda.methods.base import Method
+from guda.methods.base import Method, get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.reference import Reference
 from guda.run.data import scored_groups
-from guda.run.models import run_schedule
+from guda.run.models import run_schedule, training_warning
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.scoring.bands import by_band, default_edges
@@ -211,3 +211,10 @@ def read_health(run: Run, method: Method) -> Health | None:
             "health-damaged", f"{path} is damaged ({e.errors()[0]['msg']}); run: guda health {run.root}"
         ) from None
     return found if tuple(found.groups) == scored_groups(run) else None
+
+
+def warnings(run: Run, methods: Sequence[str] = ()) -> list[str]:
+    """What should be read before any score is: a model that is still learning, counterfactuals that are not sound."""
+    found = [get_method(run, m) for m in methods]
+    measured = [h for m in found if m.counterfactuals and m.ranks_groups and (h := read_health(run, m)) is not None]
+    return [line for line in (training_warning(run), *(h.unsound() for h in measured)) if line]

@@ -35,8 +35,8 @@ from guda.run.plan import run_settings
 from guda.run.run import Run
 from guda.run.task import Task, tick
 from guda.scoring.bands import Bands
+from guda.scoring.plan import Settings
 from guda.scoring.scores import Scores
-from guda.scoring.settings import Settings
 
 SHARD = 16  # queries of one task: what a kill loses at most
 

@@ -43,10 +43,10 @@ import numpy as np
 from guda import __version__
 from guda.errors import GudaError
 from guda.files import atomic_path, write_text
+from guda.methods.health import warnings
 from guda.report import costs, trust
 from guda.report.cards import MethodView
 from guda.report.content import Content
-from guda.steps.health import warnings
 
 SCHEMA = "guda-report/1"
 

@@ -21,6 +21,7 @@ from guda.errors import GudaError
 from guda.evaluation.sanity import table as sanity_table
 from guda.evaluation.tables import attributable_tables, averages_table, comparison
 from guda.files import write_text
+from guda.methods.health import warnings
 from guda.report import costs, trust
 from guda.report.cards import PER, MethodView
 from guda.report.content import Content
@@ -31,7 +32,6 @@ from guda.run.run import Run
 from guda.scoring.reading import LABELS, NOT_VALIDATED, PATH_SIGN, READINGS, Verdict, value
 from guda.scoring.reference import SUBTRACTED
 from guda.scoring.scores import Scores
-from guda.steps.health import warnings
 from guda.table import percent, signed
 
 TEMPLATE = "page.html.j2"

@@ -1,5 +1,5 @@
 """How a run is scored: its plan, its pilot (RUN/pilot.json), from which an importance plan is built, and its execution
-settings (RUN/probe.json), measured once on a GPU (see scoring/settings.py).
+settings (RUN/probe.json), measured once on a GPU (see scoring/plan.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from guda.run.run import Run
 from guda.run.sketch import Sketch
 from guda.run.task import Task
 from guda.scoring.pilot import GROUPS, IMAGES, POINTS, measure_density, pilot_kind
-from guda.scoring.plan import Plan, make_plan
-from guda.scoring.settings import Settings, fastest
+from guda.scoring.plan import Plan, Settings, fastest, make_plan
 
 _PLANS: dict[tuple[str, str, int], Plan] = {}
 

@@ -25,14 +25,13 @@ from guda.scoring.combine import combine, contributions, networks
 from guda.scoring.copies import crowding, find_copied, nearest
 from guda.scoring.origin import LEAST, ROUNDS, Copied, Described, Origin, make_origins, typical_p
 from guda.scoring.pilot import measure_density
-from guda.scoring.plan import Plan, make_plan, typical_plan
+from guda.scoring.plan import OutOfMemory, Plan, Settings, fastest, make_plan, typical_plan
 from guda.scoring.race import StopRule
 from guda.scoring.race_rounds import evaluate_here, iter_rounds
 from guda.scoring.reference import Drift, Excess, check_drift, draw_reference, measure, reference_index
 from guda.scoring.reference import average as average_of
 from guda.scoring.scorer import Scorer, Set
 from guda.scoring.scores import Scores
-from guda.scoring.settings import OutOfMemory, Settings, fastest
 from guda.unlearning.bank import Bank, Workbench
 from guda.unlearning.rule import Ruled, RuledDenoiser
 

@@ -23,9 +23,8 @@ from guda.diffusion.families.base import Cond
 from guda.diffusion.schedule import Schedule
 from guda.parts import Parts
 from guda.scoring.bands import Bands
-from guda.scoring.plan import Plan
+from guda.scoring.plan import Plan, Settings
 from guda.scoring.reading import PATH_SIGN, SIGN
-from guda.scoring.settings import Settings
 from guda.scoring.terms import Draws, Measured, Terms, kl, make_draws, measure, measure_rule
 from guda.unlearning.rule import RuledDenoiser
 

@@ -25,10 +25,10 @@ from guda.run.run import Run
 from guda.run.samples import average_name, collect_samples, sample_tasks
 from guda.run.task import Task, pending
 from guda.scoring.bands import Bands, by_band, default_edges
+from guda.scoring.plan import OutOfMemory
 from guda.scoring.race import TREE, RaceResult, Screen, Screened, StopRule
 from guda.scoring.reference import Null, check_drift
 from guda.scoring.scores import Scores
-from guda.scoring.settings import OutOfMemory
 from guda.steps.calibration import calibrated
 from guda.steps.fit import Engine, check_fitted
 
