@@ -127,7 +127,7 @@ class ElboMethod(Method):
 
     def reader(self, queries: Queries, bands: Bands | None = None, estimand: str | None = None) -> Reader:
         """Reads each model's terms once, however many scores are made of them."""
-        return run_scorer(self.run, estimand=estimand).reader(queries, self.run.recipe.scoring.rounds, bands)
+        return Reader(run_scorer(self.run, estimand=estimand), queries, self.run.recipe.scoring.rounds, bands)
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         return self.combine(queries, self.sets(), self.method_id, self.reader(queries, bands), bands)

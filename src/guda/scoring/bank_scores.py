@@ -30,7 +30,7 @@ from guda.scoring.race import StopRule
 from guda.scoring.race_rounds import evaluate_here, iter_rounds
 from guda.scoring.reference import Drift, Excess, check_drift, draw_reference, measure, reference_index
 from guda.scoring.reference import average as average_of
-from guda.scoring.scorer import Scorer, Set
+from guda.scoring.scorer import Reader, Scorer, Set
 from guda.scoring.scores import Scores
 from guda.unlearning.bank import Bank, Workbench
 from guda.unlearning.rule import Ruled, RuledDenoiser
@@ -206,7 +206,7 @@ def _paired(
     full, others = sets[0]
     for shard in queries.shards(scorer.shard):
         scorer.evaluate(shard, [full, *others.values()], config.rounds)
-    return contributions(sets, tuple(others), scorer.reader(queries, config.rounds, bands))
+    return contributions(sets, tuple(others), Reader(scorer, queries, config.rounds, bands))
 
 
 def _drift(

@@ -185,9 +185,6 @@ class Scorer(Generic[M]):
             kls.append(kl(self.plan, weights, ts[-1], np.concatenate([p[1] for p in parts])))
         return Terms(np.stack(kls), np.stack(ts))
 
-    def reader(self, queries: Queries, rounds: int, bands: Bands | None = None) -> Reader[M]:
-        return Reader(self, queries, rounds, bands)
-
     def weights(self, bands: Bands | None = None) -> np.ndarray:
         """What a squared error at t counts for in the bound, [T]."""
         weights = self.schedule.weights
