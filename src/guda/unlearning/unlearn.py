@@ -11,7 +11,6 @@ loss on images it does not train on says when to stop.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -141,7 +140,7 @@ class BatchSampler:
         return Batch(x, t.to(teacher.device), eps, x_t, key, cond, prompts)
 
 
-class Operator(ABC):
+class Operator:
     """How a group is forgotten. A new one is a small file with a Config and `forget`, registered by `@operator`."""
 
     id: ClassVar[str]
@@ -166,9 +165,9 @@ class Operator(ABC):
         x = self.teacher.encode(self.data.images[members]).to(self.teacher.device)
         return torch.cat([x, x.flip(-1)]) if flips(self.config) else x
 
-    @abstractmethod
     def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
-        """The forget loss, a scalar."""
+        """The forget loss, a scalar. Every operator has one, or a `loss` of its own where its terms share points."""
+        raise NotImplementedError
 
     def preserve(self, student: Denoiser, retain: Batch) -> torch.Tensor:
         with torch.no_grad():
