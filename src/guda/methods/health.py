@@ -42,7 +42,7 @@ from guda.run.models import run_schedule, training_warning
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.scoring.bands import by_band, default_edges
-from guda.scoring.reference import Drift, measure
+from guda.scoring.reference import Drift, measure_drift
 
 SIGN = "positive = the counterfactual explains the images worse than the full model"
 
@@ -180,9 +180,9 @@ def measure_health(method: ElboMethod, images: Reference) -> Health:
         estimand=run_plan(run).estimand, reference=images.queries.name, groups=list(names),
         images=np.bincount(group, minlength=len(names)).tolist(), matrix=matrix.tolist(),
         stderr=[[None if np.isnan(e) else float(e) for e in row] for row in error],
-        drift=_figures(measure(score, outside)),
+        drift=_figures(measure_drift(score, outside)),
         bands=[
-            BandDrift(low=low, high=high, drift=_figures(measure(part, outside)))
+            BandDrift(low=low, high=high, drift=_figures(measure_drift(part, outside)))
             for (low, high), part in zip(pairwise(edges), parts, strict=True)
         ],
     )  # fmt: skip

@@ -26,7 +26,7 @@ from guda.run.models import (
 from guda.run.run import Run
 from guda.run.task import Task, tick
 from guda.scoring.bands import Bands
-from guda.scoring.reference import Drift, measure
+from guda.scoring.reference import Drift, measure_drift
 from guda.unlearning.unlearn import OPERATORS, Operator, check_groups, check_kind, flips, unlearn_group
 
 
@@ -123,7 +123,7 @@ class Unlearned(ElboMethod):
         if self.run.recipe.scoring.drift == "keep":
             return None
         images = reference(self.run)
-        return measure(reference_scores(self, images, bands), self.outside(images.index))
+        return measure_drift(reference_scores(self, images, bands), self.outside(images.index))
 
     def fit_evals(self) -> float:
         return float(self.operator.fit_evals(self.config))

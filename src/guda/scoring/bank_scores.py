@@ -28,7 +28,7 @@ from guda.scoring.pilot import measure_density
 from guda.scoring.plan import OutOfMemory, Plan, Settings, fastest, make_plan, typical_plan
 from guda.scoring.race import StopRule
 from guda.scoring.race_rounds import evaluate_here, iter_rounds
-from guda.scoring.reference import Drift, Excess, check_drift, draw_reference, measure, reference_index
+from guda.scoring.reference import Drift, Excess, check_drift, draw_reference, measure_drift, reference_index
 from guda.scoring.reference import average as average_of
 from guda.scoring.scorer import Reader, Scorer, Set
 from guda.scoring.scores import Scores
@@ -216,4 +216,4 @@ def _drift(
     groups = [data.groups.index(g) for g in sets[0][1]]
     images = draw_reference(data, config.reference, prompts=prompts, groups=groups)
     scored = _paired(scorer, sets, images, config, bands).mean(axis=0).sum(axis=-1)
-    return measure(np.asarray(scored), ~data.groups.membership[reference_index(images)][:, groups])
+    return measure_drift(np.asarray(scored), ~data.groups.membership[reference_index(images)][:, groups])

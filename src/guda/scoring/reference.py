@@ -94,7 +94,7 @@ class Drift:
         return {"score": score, "stderr": stderr, "lo": score - reach, "hi": score + reach}
 
 
-def measure(score: np.ndarray, outside: np.ndarray) -> Drift:
+def measure_drift(score: np.ndarray, outside: np.ndarray) -> Drift:
     """From scores [Q, G] of reference images; `outside` bool [Q, G]: those that are no part of the group."""
     n = outside.sum(axis=0)
     if n.min() < 2:
