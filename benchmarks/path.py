@@ -38,9 +38,9 @@ from guda import steps
 from guda.data.images import ImageData
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator
-from guda.evaluation.ceiling import Comparison, compare
+from guda.evaluation.ceiling import Comparison, compare, stripped_null
 from guda.evaluation.intervals import Figure, bootstrap_mean, clopper_pearson
-from guda.evaluation.metrics import spearman, top1
+from guda.evaluation.metrics import top1
 from guda.evaluation.results import DatasetEntry, dataset_entry, read_results, write_results
 from guda.files import write_text
 from guda.methods.base import get_method
@@ -152,25 +152,6 @@ def tables(run: Run, queries: str, methods: list[str], engine: Engine) -> dict[s
         for seed in run_oracle(run).seed_sets():
             found[f"logo-s{seed}"] = Scores.read(steps.scores_path(run, queries, f"logo-s{seed}"))
     return found
-
-
-def stripped(known: np.ndarray) -> np.ndarray:
-    """[Q, G]: what is left of scores when only the first group and the group means are known."""
-    first = known.argmax(axis=1)
-    is_first = np.eye(known.shape[1], dtype=bool)[first]
-    rest = np.where(is_first, np.nan, known)
-    mean = np.nanmean(np.concatenate([rest, known.mean(axis=0)[None]]), axis=0)  # a group that is always first has one
-    return np.where(is_first, np.inf, mean)
-
-
-def null(gold: np.ndarray) -> Figure:
-    """Spearman of the stripped null of each retraining with the mean of the others."""
-    rows = []
-    for s in range(len(gold)):
-        table = stripped(gold[s])
-        finite = np.where(np.isinf(table), np.nanmax(np.where(np.isinf(table), np.nan, table)) + 1, table)
-        rows.append(spearman(finite, np.delete(gold, s, axis=0).mean(axis=0)))
-    return bootstrap_mean(np.stack(rows))
 
 
 def agreement(figures: Figures, kind: str, found: Comparison) -> None:
@@ -289,9 +270,11 @@ def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
             with scoring(run, estimand=estimand, excess=excess):
                 found[kind] = tables(run, queries, ["logo", *methods], engine)
             gold = np.stack([found[kind][s].score for s in seeds])
+            null = stripped_null(gold)
+            assert null is not None
             comparison = compare(gold, {m: found[kind][m].score for m in methods})
             agreement(figures, kind, comparison)
-            put(figures, f"reliability_null.{kind}", null(gold))
+            put(figures, f"reliability_null.{kind}", null)
             if kind == "path-excess":
                 entry = comparison, found[kind]["logo"]
         with scoring(run, estimand="path", excess=True):
