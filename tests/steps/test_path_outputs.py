@@ -6,8 +6,7 @@ import pytest
 from tinyrun import SET, Inline, copy_run
 
 from guda import steps
-from guda.evaluation.results import read_entry
-from guda.evaluation.results import NULL
+from guda.evaluation.results import NULL, read_entry
 from guda.evaluation.tables import averages_table, footer
 from guda.report.page import render
 from guda.run.run import Run
@@ -46,9 +45,9 @@ def test_a_rule_evaluates_no_network_and_has_no_direction(run: Run) -> None:
 def test_an_evaluation_of_excess_scores_has_the_averages_that_they_leave_out(run: Run) -> None:
     steps.change_scoring(run, estimand="path", excess=False)
     plain = steps.score(run, SET, ["retrack", "logo"], Inline())
-    plain = steps.evaluate(run, SET)
-    assert plain.averages is None
-    assert NULL not in plain.figures
+    without = steps.evaluate(run, SET)
+    assert without.averages is None
+    assert NULL not in without.figures
     steps.change_scoring(run, excess=True)
     excess = steps.score(run, SET, ["retrack", "logo"], Inline())
     found = read_entry(run.path("evaluation.json")) if steps.evaluate(run, SET) else None
