@@ -12,9 +12,9 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.attributable import Attributability, attributable
-from guda.evaluation.ceiling import Comparison, compare, query_noise_floor
+from guda.evaluation.ceiling import Comparison, compare, query_noise_floor, stripped_null
 from guda.evaluation.intervals import bootstrap_mean
-from guda.evaluation.results import Cost, DatasetEntry, GroupAverage, dataset_entry
+from guda.evaluation.results import NULL, Cost, DatasetEntry, GroupAverage, dataset_entry
 from guda.evaluation.tables import separation
 from guda.files import write_json
 from guda.methods.base import METHODS, Method, get_method
@@ -58,7 +58,7 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
     if bands is None:
         trust = _trust(run, queries, oracle, gold, {m.method_id: scores[m.method_id] for m in methods})
     found = replace(found, note=" ".join(notes + _held(trust)))
-    costs, figures = {}, dict(trust)
+    costs, figures = {}, trust | _null(run, gold)
     for method in [*methods, oracle]:
         m = method.method_id
         costs[m] = method_cost(run, name, method)
@@ -109,6 +109,13 @@ def _trust(
         figure = bootstrap_mean(values, config.resamples, config.seed)
         figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
     return figures
+
+
+def _null(run: Run, gold: np.ndarray) -> dict[str, float]:
+    """What rank correlations of excess scores are read against."""
+    config = run.recipe.evaluation
+    found = stripped_null(gold, config.resamples, config.seed) if run.recipe.scoring.excess else None
+    return {} if found is None else {NULL: found.mean, f"{NULL}.lo": found.lo, f"{NULL}.hi": found.hi}
 
 
 def _held(trust: dict[str, float]) -> list[str]:
