@@ -13,9 +13,8 @@ from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
 from guda.parts import MemoryParts
 from guda.scoring.maps import Cells, make_map
-from guda.scoring.plan import Plan
+from guda.scoring.plan import Plan, Settings
 from guda.scoring.scorer import Scorer
-from guda.scoring.settings import Settings
 
 TEXT = "squaredcos_cap_v2:100:epsilon"
 

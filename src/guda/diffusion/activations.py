@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from guda.blocks import blocks
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 

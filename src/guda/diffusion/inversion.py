@@ -19,8 +19,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.schedule import Schedule
 
 STEPS, REFINE = 100, 4  # levels at most; iterations of a step, one network evaluation each

@@ -13,9 +13,8 @@ from guda.errors import GudaError
 from guda.methods.base import Method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.terms import ModelRef, load_queries, run_scorer
-from guda.run import progress
 from guda.run.run import Run
-from guda.run.task import Task
+from guda.run.task import Task, tick
 from guda.scoring.maps import Cells, PictureMap
 
 
@@ -52,7 +51,7 @@ def map_tasks(method: ElboMethod, queries: Queries, picture: str, groups: Sequen
 
 def evaluate_cells(run: Run, queries: str, picture: str, models: list[list[Any]]) -> None:
     cells = Cells(run_scorer(run), load_queries(run, queries).subset([picture]))
-    cells.evaluate([ModelRef(*m) for m in models], run.recipe.scoring.rounds, progress.tick)
+    cells.evaluate([ModelRef(*m) for m in models], run.recipe.scoring.rounds, tick)
 
 
 def picture_map(method: ElboMethod, queries: Queries, picture: str, group: str) -> PictureMap:

@@ -14,13 +14,12 @@ from guda.diffusion.activations import LEVELS, activations, inner_layer
 from guda.files import digest, read_tensors
 from guda.methods.terms import load_queries
 from guda.parts import FolderParts
-from guda.run import progress
 from guda.run.data import load_data, prompt_files
 from guda.run.models import load_model, model_digest, model_files, training_inputs
 from guda.run.parts import SHARD, Shard, Sharded
 from guda.run.plan import run_settings
 from guda.run.run import Run
-from guda.run.task import Task
+from guda.run.task import Task, tick
 from guda.scoring.neighbours import Neighbours, neighbours
 
 
@@ -66,7 +65,7 @@ def make_activations(run: Run, group: str, shard: int) -> None:
     latents, prompts = training_inputs(run, model, False)
     chosen = members[parts.shards[shard].start : parts.shards[shard].stop]
     cond = model.condition(None if prompts is None else [prompts[i] for i in chosen])
-    found = activations(model, latents.x0[chosen], cond, block=run_settings(run).block, tick=progress.tick)
+    found = activations(model, latents.x0[chosen], cond, block=run_settings(run).block, tick=tick)
     parts.write(shard, {"activations": torch.from_numpy(found)})
 
 

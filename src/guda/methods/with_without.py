@@ -23,10 +23,9 @@ from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.terms import ModelRef, load_counterfactual, load_queries
 from guda.parts import FolderParts
-from guda.run import progress
 from guda.run.models import run_schedule
 from guda.run.run import Run
-from guda.run.task import Task
+from guda.run.task import Task, tick
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +85,7 @@ def invert_picture(run: Run, queries: str, picture: str, model: list[Any]) -> No
     ref, one = ModelRef(*model), load_queries(run, queries).subset([picture])
     denoiser = load_counterfactual(run, ref)
     cond = denoiser.condition(one.prompts)
-    noise = invert(denoiser, denoiser.encode(one.images), cond=cond, tick=progress.tick)
+    noise = invert(denoiser, denoiser.encode(one.images), cond=cond, tick=tick)
     image = denoiser.decode(denoise(denoiser, noise, cond=cond))[0]
     content = {"noise": noise, "image": torch.from_numpy(image)}
     FolderParts(run.root).write(_part(one, ref), content, {"model": ref.identity(run)})
@@ -97,7 +96,7 @@ def draw_without(run: Run, queries: str, picture: str, full: list[Any], model: l
     parts, reference = FolderParts(run.root), before.identity(run)
     noise = parts.read(_part(one, before), {"model": reference}, "inversion-stale")["noise"]
     denoiser = load_counterfactual(run, ref)
-    image = denoiser.decode(denoise(denoiser, noise, cond=denoiser.condition(one.prompts), tick=progress.tick))[0]
+    image = denoiser.decode(denoise(denoiser, noise, cond=denoiser.condition(one.prompts), tick=tick))[0]
     header = {"model": ref.identity(run), "reference": reference}
     parts.write(_part(one, ref), {"image": torch.from_numpy(image)}, header)
 

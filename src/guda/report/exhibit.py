@@ -34,9 +34,8 @@ from guda.run.data import load_data
 from guda.run.models import model_digest, run_schedule
 from guda.run.run import Run
 from guda.scoring.bars import Scale
-from guda.scoring.reading import LOG_UNIT, direction_text
+from guda.scoring.reading import LABELS, LOG_UNIT, direction_text
 from guda.scoring.scorer import shard_name
-from guda.scoring.verdict import LABELS
 from guda.steps.evidence import Evidence
 from guda.table import measured, plain, probability
 

@@ -26,8 +26,9 @@ import torch
 from scipy import stats
 
 from guda.data.queries import Queries
+from guda.scoring.combine import equal_shares
 from guda.scoring.estimate import difference, effective_df
-from guda.scoring.scorer import M, Scorer, Set, Shares, by_reference, equal_shares, shard_name
+from guda.scoring.scorer import M, Scorer, Set, Shares, by_reference, shard_name
 from guda.scoring.terms import by_cell, kl, make_draws, measure, measure_rule
 from guda.unlearning.rule import RuledDenoiser
 
