@@ -72,7 +72,8 @@ def test_a_map_sums_to_the_plain_score_whole_and_by_band(runs: dict[str, Run], e
     d = method.contributions(method.sets(), method.reader(queries))  # what the table of scores is made of
     plain = d.mean(axis=0).sum(axis=-1)
     for q, g in ((0, 1), (7, 2)):
-        found = map_picture(run, SET, queries.ids[q], name, method.groups[g], Inline())
+        found, worse = map_picture(run, SET, queries.ids[q], name, method.groups[g], Inline())
+        assert (worse is None) == (estimand == "elbo")
         assert found.whole.nats.shape == (8, 8)
         assert found.whole.score == pytest.approx(plain[q, g], rel=1e-6)
         np.testing.assert_allclose(found.contributions.sum(axis=(2, 3)), d[:, q, g], rtol=1e-6, atol=1e-12)
@@ -86,12 +87,12 @@ def test_maps_resume_and_refuse_other_weights(runs: dict[str, Run], tmp_path: Pa
     queries, method = load_queries(run, SET), elbo_method(run, "shift")
     picture, group = queries.ids[3], method.groups[0]
     tasks = map_tasks(method, queries, picture, [group])
-    before = map_picture(run, SET, picture, "shift", group, Inline())
+    before, _ = map_picture(run, SET, picture, "shift", group, Inline())
     parts = [run.path(name) for task in tasks for name in task.makes]
     bytes_ = [p.read_bytes() for p in parts]
     parts[1].unlink()  # a round is lost
     engine = Inline()
-    again = map_picture(run, SET, picture, "shift", group, engine)
+    again, _ = map_picture(run, SET, picture, "shift", group, engine)
     assert len(engine.ran) == 1
     assert [p.read_bytes() for p in parts] == bytes_
     np.testing.assert_array_equal(again.contributions, before.contributions)

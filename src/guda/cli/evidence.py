@@ -45,19 +45,19 @@ def map_(
     view = choose_view(content, method)
     content.queries.subset([picture])
     group = group or first_group(view, picture)
-    found = map_picture(folder, name, picture, view.id, group, engine)
+    found, worse = map_picture(folder, name, picture, view.id, group, engine)
     whole, edges = found.whole, wide_edges(run_schedule(folder).T)
-    sign = "red: explained worse without it" if whole.signed else "how far the model moves without it"
-    title = (f"{picture}: group {group} by {view.id}, {whole.score:.2f} nats ({sign})",)
+    title = f"{picture} without group {group}, by {view.id}: {whole.score:.2f} nats"
     q = content.queries.ids.index(picture)
     plain = f"map-{view.id}-{picture}-{group}".replace("/", "_")
-    path = map_figure(content.queries.images[q], found, edges, title, out or folder.path("figures", f"{plain}.png"))
+    path = out or folder.path("figures", f"{plain}.png")
+    map_figure(content.queries.images[q], found, worse, edges, title, path)
     value = {
         "map": str(path), "picture": picture, "method": view.id, "group": group, "nats": whole.score,
         "clear_cells": int(whole.clear.sum()), "cells": int(whole.nats.size), "clear_nats": whole.shown,
-        "bands": {b.name: b.score for b in found.bands(edges)},
+        "bands": {b.name: b.score for b in found.bands(edges)}, "elbo": None if worse is None else worse.whole.score,
     }  # fmt: skip
-    say(value, f"Map: {path}\n{title[0]}\n{floor_sentence(whole)}", as_json)
+    say(value, f"Map: {path}\n{title}\n{floor_sentence(whole)}", as_json)
 
 
 @command

@@ -125,7 +125,7 @@ class Exhibit:
         return {
             "picture": digest_arrays(self.pixels),
             "model": model_digest(self.run, "base"),
-            "counterfactual": others[self.evidence.group].identity(self.run),
+            "counterfactual": digest_file(self.run.path(str(others[self.evidence.group].counterfactual))),
             "data": load_data(self.run).digest,
             "queries": self.content.queries.digest,
             "scores": known[file],
@@ -154,6 +154,7 @@ class Exhibit:
                 "group": found.group, "unit": "nats", "signed": whole.signed, "nats": whole.score,
                 "cells": list(whole.nats.shape), "clear_cells": int(whole.clear.sum()), "clear_nats": whole.shown,
                 "bands": [{"t": b.name, "nats": b.score, "clear_cells": int(b.clear.sum())} for b in self.bands],
+                "elbo": None if found.signed is None else found.signed.whole.score,
             },
             "with_without": {
                 "by": found.drawn.by, "levels": STEPS,
@@ -186,7 +187,9 @@ class Exhibit:
             said.append(claims[0][claims[1][q]])
         if self.content.entry is not None:
             said += trust.sentences(self.content.entry, view.id)
-        elif self.content.oracle is None:
+        elif self.content.oracle is not None:
+            said.append("Models were retrained without each group, but not compared with this method (guda evaluate)")
+        else:
             said.append(
                 "No model was retrained without a group in this run: nothing here was checked against what it estimates"
             )
@@ -204,6 +207,9 @@ class Exhibit:
             "without.png": map_figure.picture_image(found.drawn.without),
             "difference.png": map_figure.difference_image(found.drawn.change),
         }
+        if found.signed is not None:
+            worse = found.signed.whole
+            made["map-worse.png"] = map_figure.overlay(self.pixels, worse, map_figure.top_of([worse]))
         for b, band in enumerate(self.bands):
             made[f"map-band-{b + 1}.png"] = map_figure.overlay(self.pixels, band, band_top)
         for near, space in zip(found.near, ("pixels", "features"), strict=True):
@@ -266,7 +272,9 @@ class Exhibit:
             "images": images, "whole": whole, "plain_score": _nats(whole.score, whole.signed),
             "is_ratio": view.unit == LOG_UNIT, "excess": self.run.recipe.scoring.excess,
             "floor": map_figure.floor_sentence(whole), "ends": map_figure.scale_ends(top, whole.signed),
-            "bar": _uri(png(map_figure.scale_image(top, whole.signed))),
+            "bar": _uri(png(map_figure.scale_image(top, whole.signed))) if top else None,
+            "band_bar": _uri(png(map_figure.scale_image(band_top, whole.signed))) if band_top else None,
+            "worse": self._worse(),
             "band_ends": map_figure.scale_ends(band_top, whole.signed),
             "bands": [
                 {"name": map_figure.band_name(b, len(self.bands)), "t": band.name.replace(":", " ≤ t < "),
@@ -288,6 +296,15 @@ class Exhibit:
             "tiny": max(self.pixels.shape[1:]) < 96, "n_terms": len(self.terms), "n_parts": len(self.parts),
             "rounds": self.run.recipe.scoring.rounds, "guda": __version__,
         }  # fmt: skip
+
+    def _worse(self) -> dict[str, Any] | None:
+        """The signed map of a path divergence."""
+        if self.evidence.signed is None:
+            return None
+        found = self.evidence.signed.whole
+        top = map_figure.top_of([found])
+        bar = _uri(png(map_figure.scale_image(top, True))) if top else None
+        return {"nats": _nats(found.score, True), "ends": map_figure.scale_ends(top, True), "bar": bar}
 
     def _row(self, g: int, scale: Scale) -> dict[str, Any]:
         found = self.view.scores.cell(self.q, g)

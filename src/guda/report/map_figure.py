@@ -101,9 +101,12 @@ def scale_image(top: float, signed: bool, width: int = SIDE, height: int = BAR) 
 
 
 def scale_ends(top: float, is_signed: bool) -> tuple[str, str]:
-    """What stands at the ends of the scale, nats per cell."""
+    """What stands at the ends of the scale, nats per cell; of a map without a clear cell it says so."""
+    if not top:
+        return "no cell above the noise floor", ""
     digits = 1 if top >= 10 else 2 if top >= 1 else 3 if top >= 0.1 else 4
-    return (signed(-top, digits), signed(top, digits)) if is_signed else ("0", plain(top, digits))
+    left, right = (signed(-top, digits), signed(top, digits)) if is_signed else ("0", plain(top, digits))
+    return left, f"{right} nats"
 
 
 def png(image: Any) -> bytes:
@@ -112,41 +115,45 @@ def png(image: Any) -> bytes:
     return buffer.getvalue()
 
 
-def map_figure(picture: np.ndarray, found: PictureMap, edges: Sequence[int], title: Sequence[str], path: Path) -> Path:
-    """The picture, its map, and below them the map by noise band; the bands share a scale of their own."""
+def map_figure(
+    picture: np.ndarray, found: PictureMap, worse: PictureMap | None, edges: Sequence[int], title: str, path: Path
+) -> Path:
+    """The picture, its map and the signed one (`worse`) of a path divergence; below them the map by noise band. The bands
+    share a scale."""
     from PIL import Image, ImageDraw, ImageFont
 
     font: Any = ImageFont.load_default(FONT)
     bands, line = found.bands(edges), FONT + 6
     shown = picture_image(picture)
     width, height = shown.size
-    strips = [[(picture_image(picture), "the picture", None)], [(b, "", b) for b in bands]]
-    strips[0].append((found.whole, "all noise levels", found.whole))
+    first: list[tuple[str, ScoreMap | None]] = [("the picture", None), (found.whole.caption, found.whole)]
+    strips = [first, [(band_name(b, len(bands)), band) for b, band in enumerate(bands)]]
+    if worse is not None:
+        first.append((worse.whole.caption, worse.whole))
     columns = max(map(len, strips))
     panel = height + 2 * line + BAR + 2 * line
     total = max(2 * MARGIN + columns * width + (columns - 1) * GAP, 640)
-    canvas = Image.new("RGB", (total, 2 * MARGIN + len(title) * line + 2 * panel), "white")
+    canvas = Image.new("RGB", (total, 2 * MARGIN + line + 2 * panel), "white")
     draw = ImageDraw.Draw(canvas)
-    for i, text in enumerate(title):
-        draw.text((MARGIN, MARGIN + i * line), text, fill="#111111", font=font)
+    draw.text((MARGIN, MARGIN), title, fill="#111111", font=font)
     for r, strip in enumerate(strips):
-        y = MARGIN + len(title) * line + line // 2 + r * panel
-        top = top_of([m for _, _, m in strip if m is not None])
-        for c, (image, name, cells) in enumerate(strip):
+        y = MARGIN + line + line // 2 + r * panel
+        for c, (name, cells) in enumerate(strip):
             x = MARGIN + c * (width + GAP)
+            draw.text((x, y), name, fill="#444444", font=font)
             if cells is None:
-                draw.text((x, y), name, fill="#444444", font=font)
-                canvas.paste(image.convert("RGB"), (x, y + line))
+                canvas.paste(shown.convert("RGB"), (x, y + line))
                 continue
-            told = name or f"{band_name(c, len(bands))}"
-            draw.text((x, y), told, fill="#444444", font=font)
+            top = top_of(bands if cells.name else [cells])
             canvas.paste(overlay(picture, cells, top), (x, y + line))
             below = y + line + height + 8
-            canvas.paste(scale_image(top, cells.signed, width), (x, below))
+            if top:
+                canvas.paste(scale_image(top, cells.signed, width), (x, below))
             left, right = scale_ends(top, cells.signed)
             draw.text((x, below + BAR + 3), left, fill="#444444", font=font)
-            end = f"{right} nats"
-            draw.text((x + width - draw.textlength(end, font=font), below + BAR + 3), end, fill="#444444", font=font)
+            draw.text(
+                (x + width - draw.textlength(right, font=font), below + BAR + 3), right, fill="#444444", font=font
+            )
             where = f"t {cells.name}; " if cells.name else ""
             sums = f"{where}sum {signed(cells.score, 2) if cells.signed else plain(cells.score, 2)} nats"
             draw.text((x, below + BAR + 3 + line), sums, fill="#444444", font=font)
@@ -159,9 +166,15 @@ def floor_sentence(found: ScoreMap) -> str:
     cells = found.nats.size
     if found.stderr is None:
         return f"One draw per noise level: no noise floor is known, so all {cells:,} cells are shown."
-    floor = "zero" if found.signed else f"an even share of the score ({plain(found.score / cells, 4)} nats)"
+    even = f"clearly above an even share of the score ({plain(found.score / cells, 4)} nats)"
+    floor = "clearly different from zero" if found.signed else even
+    count = int(found.clear.sum())
+    held = (
+        f"{count:,} of {cells:,} cells are coloured; they hold"
+        if count != 1
+        else f"1 of {cells:,} cells is coloured; it holds"
+    )
     return (
-        f"Grey cells are not clearly above {floor} (t-test over the draws, false discovery rate 5 %). "
-        f"The {int(found.clear.sum()):,} of {cells:,} coloured cells hold {plain(found.shown, 2)} of "
-        f"{plain(found.score, 2)} nats."
+        f"Grey cells are not {floor} (t-test over the draws, false discovery rate 5 %). {held} "
+        f"{plain(found.shown, 2)} of {plain(found.score, 2)} nats."
     )

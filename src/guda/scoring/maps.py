@@ -49,6 +49,11 @@ class ScoreMap:
         return float(self.nats.sum())
 
     @property
+    def caption(self) -> str:
+        """What its colours say."""
+        return "worse (red), better (blue)" if self.signed else "how far the model moves"
+
+    @property
     def shown(self) -> float:
         """Nats in clear cells."""
         return float(self.nats[self.clear].sum())

@@ -13,7 +13,7 @@ from guda.methods.neighbours import neighbour_tasks, read_neighbours
 from guda.methods.terms import load_queries
 from guda.methods.with_without import WithWithout, with_without, with_without_tasks
 from guda.run.run import Run
-from guda.run.task import pending
+from guda.run.task import Task, pending
 from guda.scoring.maps import PictureMap
 from guda.scoring.neighbours import Neighbours
 from guda.steps.fit import Engine, check_fitted
@@ -27,6 +27,9 @@ class Evidence:
     picture: str
     group: str
     map: PictureMap
+    signed: (
+        PictureMap | None
+    )  # of path divergences, which have no sign: the map of the ELBO difference by the same draws
     drawn: WithWithout
     near: list[Neighbours]  # in pixels, in features
 
@@ -44,14 +47,30 @@ def _method(run: Run, name: str, queries: Queries, picture: str, group: str) -> 
     return found
 
 
-def map_picture(run: Run, queries: str, picture: str, method: str, group: str, engine: Engine) -> PictureMap:
+Maps = tuple[PictureMap, PictureMap | None]  # of the score; of a path divergence also that of the ELBO difference
+
+
+def _estimands(run: Run) -> tuple[str | None, ...]:
+    return (None, "elbo") if run.recipe.scoring.estimand == "path" else (None,)
+
+
+def _map_tasks(method: ElboMethod, queries: Queries, picture: str, group: str) -> list[Task]:
+    return [t for e in _estimands(method.run) for t in map_tasks(method, queries, picture, [group], e)]
+
+
+def _read_maps(method: ElboMethod, queries: Queries, picture: str, group: str) -> Maps:
+    found = [picture_map(method, queries, picture, group, e) for e in _estimands(method.run)]
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def map_picture(run: Run, queries: str, picture: str, method: str, group: str, engine: Engine) -> Maps:
     """Where in the picture the score of a group comes from; computed once and kept."""
     asked = load_queries(run, queries)
     found = _method(run, method, asked, picture, group)
 
-    def make() -> PictureMap:
-        engine(run, pending(run, map_tasks(found, asked, picture, [group])), f"map {picture}")
-        return picture_map(found, asked, picture, group)
+    def make() -> Maps:
+        engine(run, pending(run, _map_tasks(found, asked, picture, group)), f"map {picture}")
+        return _read_maps(found, asked, picture, group)
 
     return prepared(run, [found], engine, make)
 
@@ -62,10 +81,10 @@ def gather_evidence(run: Run, queries: str, picture: str, method: str, group: st
     found = _method(run, method, asked, picture, group)
 
     def make() -> Evidence:
-        tasks = map_tasks(found, asked, picture, [group]) + with_without_tasks(found, asked, picture, group)
+        tasks = _map_tasks(found, asked, picture, group) + with_without_tasks(found, asked, picture, group)
         tasks += neighbour_tasks(run, asked, picture, group)
         engine(run, pending(run, tasks), f"evidence for {picture}")
-        mapped, drawn = picture_map(found, asked, picture, group), with_without(found, asked, picture, group)
-        return Evidence(found, asked, picture, group, mapped, drawn, read_neighbours(run, asked, picture, group))
+        maps, drawn = _read_maps(found, asked, picture, group), with_without(found, asked, picture, group)
+        return Evidence(found, asked, picture, group, *maps, drawn, read_neighbours(run, asked, picture, group))
 
     return prepared(run, [found], engine, make)
