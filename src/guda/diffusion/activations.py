@@ -77,19 +77,19 @@ def activations(
     fractions: tuple[float, ...] = LEVELS, tick: Tick = lambda done, total: None,
 ) -> np.ndarray:  # fmt: skip
     """float32 [n, D], rows of unit length; an image's row does not depend on the others."""
-    schedule, device, out = denoiser.schedule, denoiser.device, []
+    schedule, device = denoiser.schedule, denoiser.device
+    out: list[torch.Tensor] = []
     times = [min(round(f * schedule.T), schedule.t_max) for f in fractions]
     noise = [generator(seed, "activation", t).standard_normal(denoiser.shape, dtype=np.float32) for t in times]
     with _watched(denoiser.module) as seen:
         for rows in blocks(len(x0), block):
             tick(rows.start, len(x0))
             x, told = rows.take(x0), None if cond is None else rows.take(cond).to(device)
-            total = 0.0
+            seen_at = []
             for t, eps in zip(times, noise, strict=True):
                 at = torch.full((rows.size,), t)
                 x_t = schedule.add_noise(x, torch.from_numpy(eps).expand_as(x), at)
                 denoiser.raw(x_t.to(device), at.to(device), told)
-                total = total + _pooled(seen[0], rows.size).double()
-            assert isinstance(total, torch.Tensor)
-            out.append(nn.functional.normalize(total, dim=1)[: rows.n].float().cpu())
+                seen_at.append(_pooled(seen[0], rows.size).double())
+            out.append(nn.functional.normalize(torch.stack(seen_at).mean(0), dim=1)[: rows.n].float().cpu())
     return np.asarray(torch.cat(out).numpy())

@@ -118,8 +118,8 @@ def png(image: Any) -> bytes:
 def map_figure(
     picture: np.ndarray, found: PictureMap, worse: PictureMap | None, edges: Sequence[int], title: str, path: Path
 ) -> Path:
-    """The picture, its map and the signed one (`worse`) of a path divergence; below them the map by noise band. The bands
-    share a scale."""
+    """The picture, its map and the signed one (`worse`) of a path divergence; below them the map by noise band, all
+    bands on one scale."""
     from PIL import Image, ImageDraw, ImageFont
 
     font: Any = ImageFont.load_default(FONT)
@@ -150,10 +150,8 @@ def map_figure(
             if top:
                 canvas.paste(scale_image(top, cells.signed, width), (x, below))
             left, right = scale_ends(top, cells.signed)
-            draw.text((x, below + BAR + 3), left, fill="#444444", font=font)
-            draw.text(
-                (x + width - draw.textlength(right, font=font), below + BAR + 3), right, fill="#444444", font=font
-            )
+            for text, at in ((left, x), (right, x + width - draw.textlength(right, font=font))):
+                draw.text((at, below + BAR + 3), text, fill="#444444", font=font)
             where = f"t {cells.name}; " if cells.name else ""
             sums = f"{where}sum {signed(cells.score, 2) if cells.signed else plain(cells.score, 2)} nats"
             draw.text((x, below + BAR + 3 + line), sums, fill="#444444", font=font)
@@ -169,12 +167,7 @@ def floor_sentence(found: ScoreMap) -> str:
     even = f"clearly above an even share of the score ({plain(found.score / cells, 4)} nats)"
     floor = "clearly different from zero" if found.signed else even
     count = int(found.clear.sum())
-    held = (
-        f"{count:,} of {cells:,} cells are coloured; they hold"
-        if count != 1
-        else f"1 of {cells:,} cells is coloured; it holds"
-    )
     return (
-        f"Grey cells are not {floor} (t-test over the draws, false discovery rate 5 %). {held} "
-        f"{plain(found.shown, 2)} of {plain(found.score, 2)} nats."
+        f"Grey cells are not {floor} (t-test over the draws, false discovery rate 5 %). Coloured: {count:,} of {cells:,} "
+        f"cells, {plain(found.shown, 2)} of {plain(found.score, 2)} nats."
     )

@@ -164,6 +164,11 @@ def _against_run(path: Path, run: Run, files: Mapping[str, bytes], scores: dict[
     one = queries.subset([scores["picture"]])
     compare("the model", model_digest(run, "base"), told.get("model"))
     compare("the training data", load_data(run).digest, told.get("data"))
+    method, mapped = get_method(run, scores["method"]), scores["map"]["group"]
+    if not has_counterfactuals(method) or mapped not in method.groups:
+        raise _refuse(path, "scores.json", "its method has no model without this group")
+    file = run.path(str(method.sets()[0][1][mapped].counterfactual))
+    compare(f"the model without {mapped}", digest_file(file) if file.is_file() else "gone", told.get("counterfactual"))
     compare("the picture", digest_arrays(one.images[0]), told.get("picture"))
     compare("the recipe", sha256(run.path("recipe.yaml").read_bytes()), sha256(files.get("recipe.yaml", b"")))
     if not np.array_equal(_pixels(path, files, one.shape), one.images[0]):
@@ -199,8 +204,7 @@ def _recompute(
 ) -> None:  # fmt: skip
     """Terms of some (model, round), drawn by the hash of the manifest."""
     method = get_method(run, scores["method"])
-    if not has_counterfactuals(method):
-        raise _refuse(path, "scores.json", "its method has no models")
+    assert has_counterfactuals(method)
     chosen = _choose(terms, sha256(files[MANIFEST]))
     load_model(run, "base")  # a model that is not there is said so first
     same, largest, count = 0, 0.0, 0

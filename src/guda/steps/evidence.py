@@ -27,9 +27,7 @@ class Evidence:
     picture: str
     group: str
     map: PictureMap
-    signed: (
-        PictureMap | None
-    )  # of path divergences, which have no sign: the map of the ELBO difference by the same draws
+    signed: PictureMap | None  # of path divergences, which have no sign: that of the ELBO difference
     drawn: WithWithout
     near: list[Neighbours]  # in pixels, in features
 
