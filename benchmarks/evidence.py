@@ -8,10 +8,11 @@ group beside the right half of one of another; its map of the left group should 
 
 Figures of benchmarks/results/evidence.json; intervals .lo, .hi: bootstrap over pictures
 
-map_auc.M                per-pixel area under the ROC curve of the map of each half's group for that half, both groups
-                         of PICTURES composites, by method M; chance is .5
-map_auc_contrast.M       the same of the log ratio of the two groups' maps: what all groups' maps share cancels
-map_clear_share.M        share of cells above the noise floor
+map_auc.E.M              per-pixel area under the ROC curve of the map of each half's group for that half, both groups
+                         of PICTURES composites, by method M and estimand E (path; elbo: the signed map); chance is .5
+map_auc_contrast.E.M     the same of the difference of the two groups' maps (path: of logarithms), in which what all
+                         maps share cancels
+map_clear_share.E.M      share of cells above the noise floor
 map_sum_error            largest relative difference of a map's sum from the plain score by the stored terms, SUMS
                          samples, all methods
 inversion_psnr           dB, SUMS samples through the full model and back; inversion_change: mean absolute change of a
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -107,18 +109,20 @@ def places(run: Run, engine: Engine) -> Figures:
     queries = load_queries(run, name)
     left = np.zeros(queries.shape[1:], bool)
     left[:, : queries.shape[2] // 2] = True
-    for m in METHODS:
+    asked = list(zip(queries.ids, pairs, strict=True))
+    for m, kind in product(METHODS, ("path", "elbo")):
         method, plain, contrast, clear = with_models(run, m), [], [], []
-        asked = list(zip(queries.ids, pairs, strict=True))
-        engine(run, pending(run, [t for q, pair in asked for t in map_tasks(method, queries, q, pair)]), f"maps by {m}")
+        tasks = [t for q, pair in asked for t in map_tasks(method, queries, q, pair, kind)]
+        engine(run, pending(run, tasks), f"maps by {m}, {kind}")
         for q, pair in asked:
-            one, two = (picture_map(method, queries, q, g).whole for g in pair)
+            one, two = (picture_map(method, queries, q, g, kind).whole for g in pair)
             plain.append((auc(one.nats, left) + auc(two.nats, ~left)) / 2)
-            contrast.append(auc(np.log(one.nats + 1e-300) - np.log(two.nats + 1e-300), left))
+            a, b = (m.nats if m.signed else np.log(m.nats + 1e-300) for m in (one, two))
+            contrast.append(auc(a - b, left))
             clear.append(float(np.mean([one.clear.mean(), two.clear.mean()])))
-        put(figures, f"map_auc.{m}", plain)
-        put(figures, f"map_auc_contrast.{m}", contrast)
-        figures[f"map_clear_share.{m}"] = float(np.mean(clear))
+        put(figures, f"map_auc.{kind}.{m}", plain)
+        put(figures, f"map_auc_contrast.{kind}.{m}", contrast)
+        figures[f"map_clear_share.{kind}.{m}"] = float(np.mean(clear))
     return figures
 
 

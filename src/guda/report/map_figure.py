@@ -168,6 +168,6 @@ def floor_sentence(found: ScoreMap) -> str:
     floor = "clearly different from zero" if found.signed else even
     count = int(found.clear.sum())
     return (
-        f"Grey cells are not {floor} (t-test over the draws, false discovery rate 5 %). Coloured: {count:,} of {cells:,} "
-        f"cells, {plain(found.shown, 2)} of {plain(found.score, 2)} nats."
+        f"Grey cells are not {floor} (t-test over the draws, false discovery rate 5 %). Coloured: {count:,} of "
+        f"{cells:,} cells, {plain(found.shown, 2)} of {plain(found.score, 2)} nats."
     )
