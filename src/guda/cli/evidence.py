@@ -34,6 +34,7 @@ def map_(
     from guda.report.exhibit import choose_view, first_group
     from guda.report.map_figure import floor_sentence, map_figure, wide_edges
     from guda.run.models import run_schedule
+    from guda.run.plan import run_plan
     from guda.run.run import Run
     from guda.steps.evidence import map_picture
 
@@ -46,7 +47,7 @@ def map_(
     content.queries.subset([picture])
     group = group or first_group(view, picture)
     found, worse = map_picture(folder, name, picture, view.id, group, engine)
-    whole, edges = found.whole, wide_edges(run_schedule(folder).T)
+    whole, edges = found.whole, wide_edges(run_schedule(folder).T, run_plan(folder).edges)
     title = f"{picture} without group {group}, by {view.id}: {whole.score:.2f} nats"
     q = content.queries.ids.index(picture)
     plain = f"map-{view.id}-{picture}-{group}".replace("/", "_")

@@ -32,6 +32,7 @@ from guda.report.export import cell_figures
 from guda.report.map_figure import png
 from guda.run.data import load_data
 from guda.run.models import model_digest, run_schedule
+from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.scoring.bars import Scale
 from guda.scoring.reading import LABELS, LOG_UNIT, direction_text
@@ -172,7 +173,7 @@ class Exhibit:
 
     @cached_property
     def bands(self) -> list[Any]:
-        return self.evidence.map.bands(map_figure.wide_edges(run_schedule(self.run).T))
+        return self.evidence.map.bands(map_figure.wide_edges(run_schedule(self.run).T, run_plan(self.run).edges))
 
     @cached_property
     def trust(self) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 from guda.files import write_bytes
 from guda.scoring.bands import default_edges
 from guda.scoring.maps import PictureMap, ScoreMap
-from guda.table import plain, signed
+from guda.table import MINUS, plain, signed
 
 HEAT = ((255, 247, 188), (254, 196, 79), (236, 112, 20), (153, 20, 4))  # light yellow to dark red
 
@@ -30,10 +30,14 @@ SIDE, GAP, MARGIN, FONT, BAR = 224, 28, 24, 15, 14  # pixels
 READ_BANDS = ("low noise: texture", "middle: shapes", "high noise: layout")
 
 
-def wide_edges(T: int) -> tuple[int, ...]:
-    """Three bands, of the edges of the noise-band view: low, middle and high noise."""
+def wide_edges(T: int, strata: Sequence[int] = ()) -> tuple[int, ...]:
+    """Three bands of the noise-band view: low, middle and high noise. With the edges of a plan's `strata` the nearest of
+    those: a stratum that lies in one band does not add to the noise of two."""
     edges = default_edges(T)
-    return edges if len(edges) < 7 else (edges[0], edges[2], edges[4], edges[6])
+    if len(edges) < 7:
+        return edges
+    inner = [min(strata[1:-1], key=lambda s: (abs(s - e), s)) if len(strata) > 3 else e for e in (edges[2], edges[4])]
+    return (0, *inner, T) if inner[0] < inner[1] else (0, edges[2], edges[4], T)
 
 
 def band_name(number: int, of: int) -> str:
@@ -126,10 +130,12 @@ def map_figure(
     bands, line = found.bands(edges), FONT + 6
     shown = picture_image(picture)
     width, height = shown.size
-    first: list[tuple[str, ScoreMap | None]] = [("the picture", None), (found.whole.caption, found.whole)]
-    strips = [first, [(band_name(b, len(bands)), band) for b, band in enumerate(bands)]]
+    strips: list[list[tuple[str, ScoreMap | None]]] = [
+        [("the picture", None), (found.whole.caption, found.whole)],
+        [(band_name(b, len(bands)), band) for b, band in enumerate(bands)],
+    ]
     if worse is not None:
-        first.append((worse.whole.caption, worse.whole))
+        strips[0].append((worse.whole.caption, worse.whole))
     columns = max(map(len, strips))
     panel = height + 2 * line + BAR + 2 * line
     total = max(2 * MARGIN + columns * width + (columns - 1) * GAP, 640)
@@ -150,11 +156,12 @@ def map_figure(
             if top:
                 canvas.paste(scale_image(top, cells.signed, width), (x, below))
             left, right = scale_ends(top, cells.signed)
+            left = left.replace(MINUS, "-")  # Pillow's font has no minus sign
             for text, at in ((left, x), (right, x + width - draw.textlength(right, font=font))):
                 draw.text((at, below + BAR + 3), text, fill="#444444", font=font)
             where = f"t {cells.name}; " if cells.name else ""
             sums = f"{where}sum {signed(cells.score, 2) if cells.signed else plain(cells.score, 2)} nats"
-            draw.text((x, below + BAR + 3 + line), sums, fill="#444444", font=font)
+            draw.text((x, below + BAR + 3 + line), sums.replace(MINUS, "-"), fill="#444444", font=font)
     write_bytes(path, png(canvas))
     return path
 

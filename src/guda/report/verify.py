@@ -114,11 +114,11 @@ def _read_scores(path: Path, files: Mapping[str, bytes]) -> dict[str, Any]:
 def _read_terms(path: Path, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
     try:
         rows = list(csv.DictReader(io.StringIO(files["terms.csv"].decode())))
-        terms = [
-            {k: (int if k in ("set", "round", "stratum", "t") else str if k in ("group", "kind") else float)(row[k])
-             for k in TERM_COLUMNS}
+        whole, texts = ("set", "round", "stratum", "t"), ("group", "kind")
+        terms: list[dict[str, Any]] = [
+            {k: row[k] if k in texts else int(row[k]) if k in whole else float(row[k]) for k in TERM_COLUMNS}
             for row in rows
-        ]  # fmt: skip
+        ]
         if not terms or not all(math.isfinite(r["weight"] * r["share"] * r["square"]) for r in terms):
             raise ValueError
     except (ValueError, KeyError, TypeError, csv.Error):
