@@ -31,8 +31,8 @@ READ_BANDS = ("low noise: texture", "middle: shapes", "high noise: layout")
 
 
 def wide_edges(T: int, strata: Sequence[int] = ()) -> tuple[int, ...]:
-    """Three bands of the noise-band view: low, middle and high noise. With the edges of a plan's `strata` the nearest of
-    those: a stratum that lies in one band does not add to the noise of two."""
+    """Three bands of the noise-band view: low, middle and high noise. Given a plan's `strata`, the nearest of their
+    edges: a stratum that lies in one band does not add to the noise of two."""
     edges = default_edges(T)
     if len(edges) < 7:
         return edges
