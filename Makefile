@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check clean
+.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-evidence bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,9 @@ bench-baselines: install ## Measure every baseline against LOGO, and the featuri
 
 bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (an hour from nothing; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/emoji.py
+
+bench-evidence: install ## Measure maps, inversions and exhibits on digits (ten minutes from nothing; needs chromium; resumes)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/evidence.py
 
 bench-house: install ## Measure the code's size, what a reader walks through, and the memory of guda.attribute (ten minutes)
 	$(BIN)/python benchmarks/house.py --label after
