@@ -1,0 +1,326 @@
+"""Bad inputs through the real command line: `python tools/fuzz.py --inputs 2000`.
+
+Recipes, folders, pictures, metadata, prompts, models, damaged runs, options and numbers (tools/fuzz_inputs.py) meet
+`guda.cli.main:main`. Each input runs in a process of its own, forked from one that has everything imported, on its own
+copy of a tiny world and with limits on memory, CPU and time. What may happen:
+
+    refused        exit code 2, one line (or typer's usage) on stderr, and nothing on disk has changed
+    ok             exit code 0
+    traceback      a traceback, another exit code, or death by a signal
+    hang           the limit of CPU or wall time was reached
+    wrong_success  exit code 0 although the input is known to be bad
+    partial        refused, but something was written, or a temporary file stayed (new whole files are allowed where a
+                   run was damaged, because tasks finish before the damage is met)
+    untidy         refused with more than one line on stderr
+
+Input N of a seed is always the same: `--only N` repeats one and shows it. Failures are appended to a file with
+`--keep`; tools/fuzz_corpus.json holds those of the past, which `--corpus` runs again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import importlib
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TOOLS = Path(__file__).resolve().parent
+CORPUS = TOOLS / "fuzz_corpus.json"
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}  # before torch is imported
+sys.path[:0] = [str(TOOLS), str(TOOLS.parent / "src")]
+
+from fuzz_case import Case, listing  # noqa: E402
+
+# of one input: seconds of CPU, in all, and without using the CPU; bytes beyond what is mapped already
+CPU, WALL, IDLE, MEMORY = 40, 400, 20, 4 << 30
+FAULTS = ("traceback", "hang", "wrong_success", "partial", "untidy")
+WARM = (["status", "run"], ["score", "run", "-q", "pictures"], ["report", "run"], ["evaluate", "run"], ["methods"],
+        ["init", "new", "--data", "art", "--model", "model"], ["plan", "run"], ["bank", "ls", "run"],
+        ["figure", "run", "ranking"], ["health", "run", "-n", "2"])  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    kind: str
+    code: int | None  # None: killed by its limits
+    err: str
+    changed: list[str]
+    seconds: float
+
+
+# ---- one input -----------------------------------------------------------------------------------------------------
+def _child(case: Case, world: Path, place: Path) -> None:
+    """In the forked process; never returns."""
+    code = 70
+    try:
+        os.setsid()
+        atexit._clear()  # what the parent is to remove when it ends
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+        weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+        for name, fd, flags in (("stdin", 0, os.O_RDONLY), ("out", 1, os.O_WRONLY), ("err", 2, os.O_WRONLY)):
+            os.dup2(os.open("/dev/null" if fd == 0 else place / name, flags | os.O_CREAT), fd)
+        (place / "tmp").mkdir()
+        os.environ["TMPDIR"] = tempfile.tempdir = str(place / "tmp")
+        here = place / "world"
+        here.mkdir()
+        case.copy_needs(world, here)
+        os.chdir(here)
+        case.apply()
+        (place / "before.json").write_text(json.dumps(listing(here)))
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY,) * 2)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU,) * 2)
+        code = _main(case.argv)
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _main(argv: list[str]) -> int:
+    from inline_cli import inline_tasks
+
+    from guda.cli.main import main
+
+    sys.argv = ["guda", *argv]
+    code = 0
+    try:
+        with inline_tasks():
+            main()
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    return code
+
+
+class Runner:
+    """Inputs in forked processes, `jobs` at a time."""
+
+    def __init__(self, world: Path, scratch: Path, jobs: int = 1) -> None:
+        self.world, self.scratch, self.jobs = world, scratch, jobs
+
+    def run(self, cases: Iterable[tuple[int, Case]]) -> Iterator[tuple[int, Case, Outcome]]:
+        """In the order in which they end."""
+        running: dict[int, tuple[int, Case, Path, float]] = {}
+        left = iter(cases)
+        while True:
+            while len(running) < self.jobs and (found := next(left, None)):
+                place = Path(tempfile.mkdtemp(dir=self.scratch))
+                sys.stdout.flush()
+                pid = os.fork()
+                if pid == 0:
+                    _child(found[1], self.world, place)
+                running[pid] = (*found, place, time.monotonic())
+            if not running:
+                return
+            pid, status, hung = _wait(running)
+            number, case, place, began = running.pop(pid)
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)  # whatever it has started
+            yield number, case, judge(case, place, status, hung, time.monotonic() - began)
+            shutil.rmtree(place, onerror=_force)
+
+
+def _wait(running: dict[int, Any]) -> tuple[int, int, bool]:
+    """The first process that ends or has had its time; polls, because there is no wait for either of two things.
+
+    A process that has not used the CPU for `IDLE` seconds waits for something that will not come. One that works may
+    have to wait for the CPU of a loaded machine, so its own limit is far off."""
+    worked = {pid: (_ticks(pid), time.monotonic()) for pid in running}
+    while True:
+        now = time.monotonic()
+        for pid, (*_, began) in running.items():
+            if (ticks := _ticks(pid)) != worked[pid][0]:
+                worked[pid] = (ticks, now)
+            late = now - began > WALL or (now - worked[pid][1] > IDLE and _state(pid) != "R")
+            if late:
+                os.kill(pid, signal.SIGKILL)
+            done, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+            if done:
+                return pid, status, late
+        time.sleep(0.005)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _state(pid: int) -> str:
+    return _stat(pid)[0]
+
+
+def _ticks(pid: int) -> int:
+    return sum(map(int, _stat(pid)[11:13]))
+
+
+def _force(function: Any, path: str, error: Any) -> None:
+    os.system(f"rm -rf -- '{path}'")  # folders deeper than a path may be long
+
+
+def judge(case: Case, place: Path, status: int, hung: bool, seconds: float) -> Outcome:
+    err = (place / "err").read_text(errors="replace") if (place / "err").exists() else ""
+    before = json.loads((place / "before.json").read_text()) if (place / "before.json").exists() else {}
+    after = listing(place / "world")
+    after |= {f"$TMPDIR/{name}": digest for name, digest in listing(place / "tmp").items()}
+    changed = sorted(f"{'+' if k not in before else '-' if k not in after else '~'} {k}"
+                     for k in before.keys() | after.keys() if before.get(k) != after.get(k))  # fmt: skip
+    if hung or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)):
+        return Outcome("hang", None, err, changed, seconds)
+    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    if code not in (0, 2) or "Traceback (most recent call last)" in err or not before:
+        return Outcome("traceback", code, err, changed, seconds)
+    if code == 0:
+        return Outcome("wrong_success" if case.bad else "ok", code, err, [] if not case.bad else changed, seconds)
+    written = [c for c in changed if not (case.kind == "run" and c[0] == "+" and ".tmp-" not in c)]
+    if written:
+        return Outcome("partial", code, err, written, seconds)
+    usage = err.startswith("Usage: ")
+    told = case.argv[:2] == ["bank", "verify"] and not err  # its problems are its answer, on stdout
+    tidy = usage or told or (err.startswith("guda: ") and err.count("\n") == 1)
+    return Outcome("refused" if tidy else "untidy", code, err, [], seconds)
+
+
+# ---- the campaign --------------------------------------------------------------------------------------------------
+def warm(world: Path, scratch: Path) -> None:
+    """Import here what commands import, so that a forked process need not. Nothing of torch is run in this process:
+    forking after its threads have started deadlocks."""
+    for argv in WARM:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            os.chdir(shutil.copytree(world, Path(tempfile.mkdtemp(dir=scratch)) / "w"))
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+            _main(argv)
+            names = [n for n, m in sys.modules.items() if getattr(m, "__spec__", None) is not None]
+            with os.fdopen(write, "w") as f:
+                json.dump(names, f)
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as f:
+            names = json.load(f)
+        os.waitpid(pid, 0)
+        for name in names:
+            with suppress(Exception):
+                importlib.import_module(name)
+
+
+def prepare(world: Path) -> Path:
+    """The world, made in a process of its own."""
+    if world.exists():
+        return world
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            from tiny_world import write_world
+
+            write_world(world)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        os._exit(code)
+    if os.waitpid(pid, 0)[1]:
+        raise SystemExit("the tiny world could not be made; see above")
+    return world
+
+
+def campaign(cases: list[tuple[int, Case]], runner: Runner, verbose: bool = False, keep: Path | None = None) -> Counter:
+    counts: Counter[str] = Counter()
+    for number, case, found in runner.run(cases):
+        counts[found.kind] += 1
+        if found.kind in FAULTS or verbose:
+            last = found.err.strip().splitlines()[-1:] or [""]
+            print(f"{number:>6} {found.kind:<13} {found.seconds:5.1f} s  {case.kind}: {case.note!a}", flush=True)
+            print(f"       {last[0]!a:.200}" + (f"  {found.changed[:4]}" if found.changed else ""), flush=True)
+        if found.kind in FAULTS and keep is not None:
+            with open(keep, "a") as f:
+                row = {"number": number, "found": found.kind, "code": found.code, "err": found.err[-3000:]}
+                f.write(json.dumps(row | {"changed": found.changed[:20], "case": case.to_json()}) + "\n")
+        if sum(counts.values()) % 100 == 0:
+            print(f"{sum(counts.values()):>6} of {len(cases)}: {dict(counts)}", flush=True)
+    return counts
+
+
+def figures(counts: Counter) -> dict[str, float]:
+    """For benchmarks/results/hardening.json."""
+    names = {"traceback": "tracebacks", "hang": "hangs"}
+    found = {f"fuzz_{names.get(kind, kind)}": float(counts[kind]) for kind in FAULTS}
+    more = {f"fuzz_{kind}": float(counts[kind]) for kind in ("refused", "ok")}
+    return {"fuzz_inputs": float(sum(counts.values()))} | found | more
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=200, help="how many generated inputs; default 200")
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="one input, shown in full")
+    parser.add_argument("--kind", help="only inputs of this kind, e.g. image")
+    parser.add_argument("--corpus", action="store_true", help="the failures of the past first")
+    parser.add_argument("--jobs", type=int, default=1, help="inputs at a time")
+    parser.add_argument("--keep", type=Path, help="append failures to this file, one JSON object each")
+    parser.add_argument("--again", type=Path, help="run the cases of such a file instead of generated ones")
+    parser.add_argument("--world", type=Path, help="keep the prepared world in this folder, or use the one there")
+    parser.add_argument("--json", action="store_true", help="print the counts as the last line")
+    parser.add_argument("--write", action="store_true", help="write the counts to benchmarks/results/hardening.json")
+    given = parser.parse_args()
+    fast = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="guda-fuzz-", dir=fast if os.access(fast, os.W_OK) else None) as name:
+        scratch = Path(name)
+        world = prepare(given.world or scratch / "world")
+        warm(world, scratch)
+        from fuzz_inputs import World, make
+
+        known, cases = World(world), []
+        if given.corpus:
+            cases += [(-1 - i, Case(**value)) for i, value in enumerate(json.loads(CORPUS.read_text()))]
+        if given.again:
+            rows = [json.loads(line) for line in given.again.read_text().splitlines()]
+            cases += [(row["number"], Case(**row["case"])) for row in rows]
+        elif given.only is not None:
+            cases += [(given.only, make(given.seed, given.only, known))]
+        else:
+            numbers = range(given.first, given.first + given.inputs)
+            cases += [(n, c) for n in numbers if given.kind in (None, (c := make(given.seed, n, known)).kind)]
+        runner = Runner(world, scratch, given.jobs)
+        if given.only is not None:
+            print(json.dumps(cases[-1][1].to_json(), indent=1))
+            for *_, found in runner.run(cases):
+                print(f"{found.kind} (exit code {found.code})\n{found.err}\n" + "\n".join(found.changed))
+            return 0
+        counts = campaign(cases, runner, keep=given.keep)
+    value = figures(counts)
+    if given.write:
+        from hardening import record
+
+        record("fuzz", value, f"python tools/fuzz.py --corpus --inputs {given.inputs} --seed {given.seed} --write")
+    print(json.dumps(value) if given.json else "\n".join(f"{k} {v:,.0f}" for k, v in value.items()))
+    return int(any(counts[kind] for kind in FAULTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
