@@ -20,18 +20,16 @@ Input N of a seed is always the same: `--only N` repeats one and shows it. Failu
 from __future__ import annotations
 
 import argparse
-import atexit
-import importlib
+import functools
 import json
 import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-import traceback
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -39,19 +37,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TOOLS = Path(__file__).resolve().parent
-CORPUS = TOOLS / "fuzz_corpus.json"
-os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}  # before torch is imported
-sys.path[:0] = [str(TOOLS), str(TOOLS.parent / "src")]
+from fuzz_case import Case, listing
+from warm import TOOLS, fork, in_memory, prepare, run_main, warm
 
-from fuzz_case import Case, listing  # noqa: E402
+CORPUS = TOOLS / "fuzz_corpus.json"
 
 # of one input: seconds of CPU, in all, and without using the CPU; bytes beyond what is mapped already
 CPU, WALL, IDLE, MEMORY = 40, 400, 20, 4 << 30
 FAULTS = ("traceback", "hang", "wrong_success", "partial", "untidy")
-WARM = (["status", "run"], ["score", "run", "-q", "pictures"], ["report", "run"], ["evaluate", "run"], ["methods"],
-        ["init", "new", "--data", "art", "--model", "model"], ["plan", "run"], ["bank", "ls", "run"],
-        ["figure", "run", "ranking"], ["health", "run", "-n", "2"])  # fmt: skip
 
 
 @dataclass
@@ -64,55 +57,21 @@ class Outcome:
 
 
 # ---- one input -----------------------------------------------------------------------------------------------------
-def _child(case: Case, world: Path, place: Path) -> None:
-    """In the forked process; never returns."""
-    code = 70
-    try:
-        os.setsid()
-        atexit._clear()  # what the parent is to remove when it ends
-        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-        weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-        for name, fd, flags in (("stdin", 0, os.O_RDONLY), ("out", 1, os.O_WRONLY), ("err", 2, os.O_WRONLY)):
-            os.dup2(os.open("/dev/null" if fd == 0 else place / name, flags | os.O_CREAT), fd)
-        (place / "tmp").mkdir()
-        os.environ["TMPDIR"] = tempfile.tempdir = str(place / "tmp")
-        here = place / "world"
-        here.mkdir()
-        case.copy_needs(world, here)
-        os.chdir(here)
-        case.apply()
-        (place / "before.json").write_text(json.dumps(listing(here)))
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY,) * 2)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU,) * 2)
-        code = _main(case.argv)
-        atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def _main(argv: list[str]) -> int:
-    from inline_cli import inline_tasks
-
-    from guda.cli.main import main
-
-    sys.argv = ["guda", *argv]
-    code = 0
-    try:
-        with inline_tasks():
-            main()
-    except SystemExit as e:
-        code = e.code if isinstance(e.code, int) else int(e.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    return code
+def _meet(case: Case, world: Path, place: Path) -> int:
+    """In the forked process: make the input, limit this process, run the command."""
+    (place / "tmp").mkdir()
+    os.environ["TMPDIR"] = tempfile.tempdir = str(place / "tmp")
+    here = place / "world"
+    here.mkdir()
+    case.copy_needs(world, here)
+    os.chdir(here)
+    case.apply()
+    (place / "before.json").write_text(json.dumps(listing(here)))
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY,) * 2)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU,) * 2)
+    return run_main(case.argv)
 
 
 class Runner:
@@ -124,35 +83,35 @@ class Runner:
     def run(self, cases: Iterable[tuple[int, Case]]) -> Iterator[tuple[int, Case, Outcome]]:
         """In the order in which they end."""
         running: dict[int, tuple[int, Case, Path, float]] = {}
+        worked: dict[int, tuple[int, float]] = {}  # ticks of CPU, and when they were last seen to change
         left = iter(cases)
         while True:
             while len(running) < self.jobs and (found := next(left, None)):
                 place = Path(tempfile.mkdtemp(dir=self.scratch))
-                sys.stdout.flush()
-                pid = os.fork()
-                if pid == 0:
-                    _child(found[1], self.world, place)
+                pid = fork(place, functools.partial(_meet, found[1], self.world, place))
                 running[pid] = (*found, place, time.monotonic())
             if not running:
                 return
-            pid, status, hung = _wait(running)
+            pid, status, hung = _wait(running, worked)
+            del worked[pid]
             number, case, place, began = running.pop(pid)
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)  # whatever it has started
             yield number, case, judge(case, place, status, hung, time.monotonic() - began)
-            shutil.rmtree(place, onerror=_force)
+            shutil.rmtree(place, ignore_errors=True)
+            if place.exists():  # folders deeper than a path may be long
+                subprocess.run(["rm", "-rf", "--", place], check=False)
 
 
-def _wait(running: dict[int, Any]) -> tuple[int, int, bool]:
+def _wait(running: dict[int, Any], worked: dict[int, tuple[int, float]]) -> tuple[int, int, bool]:
     """The first process that ends or has had its time; polls, because there is no wait for either of two things.
 
     A process that has not used the CPU for `IDLE` seconds waits for something that will not come. One that works may
     have to wait for the CPU of a loaded machine, so its own limit is far off."""
-    worked = {pid: (_ticks(pid), time.monotonic()) for pid in running}
     while True:
         now = time.monotonic()
         for pid, (*_, began) in running.items():
-            if (ticks := _ticks(pid)) != worked[pid][0]:
+            if worked.get(pid, (-1, now))[0] != (ticks := _ticks(pid)):
                 worked[pid] = (ticks, now)
             late = now - began > WALL or (now - worked[pid][1] > IDLE and _state(pid) != "R")
             if late:
@@ -176,10 +135,6 @@ def _ticks(pid: int) -> int:
     return sum(map(int, _stat(pid)[11:13]))
 
 
-def _force(function: Any, path: str, error: Any) -> None:
-    os.system(f"rm -rf -- '{path}'")  # folders deeper than a path may be long
-
-
 def judge(case: Case, place: Path, status: int, hung: bool, seconds: float) -> Outcome:
     err = (place / "err").read_text(errors="replace") if (place / "err").exists() else ""
     before = json.loads((place / "before.json").read_text()) if (place / "before.json").exists() else {}
@@ -197,57 +152,13 @@ def judge(case: Case, place: Path, status: int, hung: bool, seconds: float) -> O
     written = [c for c in changed if not (case.kind == "run" and c[0] == "+" and ".tmp-" not in c)]
     if written:
         return Outcome("partial", code, err, written, seconds)
-    usage = err.startswith("Usage: ")
+    usage = err.startswith(("Usage: ", "╭─ Error"))  # how typer refuses
     told = case.argv[:2] == ["bank", "verify"] and not err  # its problems are its answer, on stdout
     tidy = usage or told or (err.startswith("guda: ") and err.count("\n") == 1)
     return Outcome("refused" if tidy else "untidy", code, err, [], seconds)
 
 
 # ---- the campaign --------------------------------------------------------------------------------------------------
-def warm(world: Path, scratch: Path) -> None:
-    """Import here what commands import, so that a forked process need not. Nothing of torch is run in this process:
-    forking after its threads have started deadlocks."""
-    for argv in WARM:
-        read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(read)
-            os.chdir(shutil.copytree(world, Path(tempfile.mkdtemp(dir=scratch)) / "w"))
-            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-            _main(argv)
-            names = [n for n, m in sys.modules.items() if getattr(m, "__spec__", None) is not None]
-            with os.fdopen(write, "w") as f:
-                json.dump(names, f)
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as f:
-            names = json.load(f)
-        os.waitpid(pid, 0)
-        for name in names:
-            with suppress(Exception):
-                importlib.import_module(name)
-
-
-def prepare(world: Path) -> Path:
-    """The world, made in a process of its own."""
-    if world.exists():
-        return world
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            from tiny_world import write_world
-
-            write_world(world)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        os._exit(code)
-    if os.waitpid(pid, 0)[1]:
-        raise SystemExit("the tiny world could not be made; see above")
-    return world
-
-
 def campaign(cases: list[tuple[int, Case]], runner: Runner, verbose: bool = False, keep: Path | None = None) -> Counter:
     counts: Counter[str] = Counter()
     for number, case, found in runner.run(cases):
@@ -288,11 +199,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the counts as the last line")
     parser.add_argument("--write", action="store_true", help="write the counts to benchmarks/results/hardening.json")
     given = parser.parse_args()
-    fast = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="guda-fuzz-", dir=fast if os.access(fast, os.W_OK) else None) as name:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the world is removed on the way out
+    with tempfile.TemporaryDirectory(prefix="guda-fuzz-", dir=in_memory()) as name:
         scratch = Path(name)
         world = prepare(given.world or scratch / "world")
-        warm(world, scratch)
+        warm(world)
         from fuzz_inputs import World, make
 
         known, cases = World(world), []

@@ -72,7 +72,8 @@ def write_model(folder: Path) -> None:
     torch.manual_seed(0)
     unet = UNet2DModel(
         sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(4, 4),
-        norm_num_groups=2, attention_head_dim=2, down_block_types=("DownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "UpBlock2D"),
+        norm_num_groups=2, attention_head_dim=2,
+        down_block_types=("DownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "UpBlock2D"),
     )  # fmt: skip
     DDPMPipeline(unet, DDPMScheduler(num_train_timesteps=50)).save_pretrained(folder)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,13 @@ QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder 
 
 StoredSet = Annotated[str | None, typer.Option("--queries", "-q", help="Name of a query set; default: the recipe's.")]
 
+def finite(value: float | None) -> float | None:
+    """For options that are not whole numbers: typer's limits let nan and inf pass."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
 Changes = dict[str, Any]  # fields of a config that were given, by name
 
 ENGINE: Any = object()  # default of a command's `engine`
@@ -69,17 +77,24 @@ _ENGINE_OPTIONS: Options = {
         None,
     ),
     "num_cpus_per_task": (
-        Annotated[float | None, typer.Option(help="Ray: CPUs and threads per task; default: 1.", min=0.01)],
+        Annotated[float | None, typer.Option(help="Ray: CPUs and threads per task; default: 1.", min=0.01, callback=finite)],
         None,
     ),
     "num_gpus_per_task": (
         Annotated[
             float | None,
-            typer.Option(help="Ray: GPUs per task, may be a fraction (0.5); default: 1 if the cluster has any.", min=0),
+            typer.Option(
+                help="Ray: GPUs per task, may be a fraction (0.5); default: 1 if the cluster has any.",
+                min=0,
+                callback=finite,
+            ),
         ],
         None,
     ),
-    "memory_per_task": (Annotated[float | None, typer.Option(help="Ray: GB of memory per task.", min=0.001)], None),
+    "memory_per_task": (
+        Annotated[float | None, typer.Option(help="Ray: GB of memory per task.", min=0.001, callback=finite)],
+        None,
+    ),
 }
 
 
