@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import resource
@@ -159,11 +160,12 @@ def judge(case: Case, place: Path, status: int, hung: bool, seconds: float) -> O
 
 
 # ---- the campaign --------------------------------------------------------------------------------------------------
-def campaign(cases: list[tuple[int, Case]], runner: Runner, verbose: bool = False, keep: Path | None = None) -> Counter:
+def campaign(cases: list[tuple[int, Case]], runner: Runner, until: float, keep: Path | None = None) -> Counter:
+    """Run the cases, or as many of them as begin before the moment `until`."""
     counts: Counter[str] = Counter()
-    for number, case, found in runner.run(cases):
+    for number, case, found in runner.run(itertools.takewhile(lambda _: time.monotonic() < until, cases)):
         counts[found.kind] += 1
-        if found.kind in FAULTS or verbose:
+        if found.kind in FAULTS:
             last = found.err.strip().splitlines()[-1:] or [""]
             print(f"{number:>6} {found.kind:<13} {found.seconds:5.1f} s  {case.kind}: {case.note!a}", flush=True)
             print(f"       {last[0]!a:.200}" + (f"  {found.changed[:4]}" if found.changed else ""), flush=True)
@@ -195,6 +197,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="inputs at a time")
     parser.add_argument("--keep", type=Path, help="append failures to this file, one JSON object each")
     parser.add_argument("--again", type=Path, help="run the cases of such a file instead of generated ones")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no input after this time")
     parser.add_argument("--world", type=Path, help="keep the prepared world in this folder, or use the one there")
     parser.add_argument("--json", action="store_true", help="print the counts as the last line")
     parser.add_argument("--write", action="store_true", help="write the counts to benchmarks/results/hardening.json")
@@ -202,8 +205,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the world is removed on the way out
     with tempfile.TemporaryDirectory(prefix="guda-fuzz-", dir=in_memory()) as name:
         scratch = Path(name)
+        warm()
         world = prepare(given.world or scratch / "world")
-        warm(world)
         from fuzz_inputs import World, make
 
         known, cases = World(world), []
@@ -223,7 +226,7 @@ def main() -> int:
             for *_, found in runner.run(cases):
                 print(f"{found.kind} (exit code {found.code})\n{found.err}\n" + "\n".join(found.changed))
             return 0
-        counts = campaign(cases, runner, keep=given.keep)
+        counts = campaign(cases, runner, time.monotonic() + 60 * given.minutes, given.keep)
     value = figures(counts)
     if given.write:
         from hardening import record

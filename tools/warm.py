@@ -9,9 +9,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib
-import json
 import os
-import shutil
+import pkgutil
 import signal
 import sys
 import tempfile
@@ -25,11 +24,7 @@ TOOLS = Path(__file__).resolve().parent
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}  # before torch is imported
 sys.path[:0] = [str(TOOLS), str(TOOLS.parent / "src")]
 
-COMMANDS = (
-    ["status", "run"], ["score", "run", "-q", "pictures"], ["report", "run"], ["evaluate", "run"], ["methods"],
-    ["init", "new", "--data", "art", "--model", "model"], ["plan", "run"], ["bank", "ls", "run"],
-    ["figure", "run", "ranking"], ["health", "run", "-n", "2"],
-)  # fmt: skip
+OTHERS = ["pyarrow.parquet", "safetensors.torch", "yaml", "PIL.Image", "rich.console", "rich.table", "numpy.testing"]
 
 
 def in_memory() -> Path | None:
@@ -103,21 +98,12 @@ def prepare(world: Path) -> Path:
     return world
 
 
-def warm(world: Path, commands: tuple[list[str], ...] = COMMANDS) -> None:
-    """Import here what these commands import in forked processes."""
-    for argv in commands:
-        with tempfile.TemporaryDirectory(dir=in_memory()) as name:
-            place = Path(name)
+def warm() -> None:
+    """Import all of guda but the page and Ray, and what its functions import when they are called."""
+    import guda
 
-            def work(argv: list[str] = argv, place: Path = place) -> int:
-                os.chdir(shutil.copytree(world, place / "world"))
-                run_main(argv)
-                names = [n for n, m in sys.modules.items() if getattr(m, "__spec__", None) is not None]
-                (place / "names.json").write_text(json.dumps(names))
-                return 0
-
-            os.waitpid(fork(place, work), 0)
-            names = json.loads((place / "names.json").read_text())
-        for module in names:
-            with suppress(Exception):
-                importlib.import_module(module)
+    names = [m.name for m in pkgutil.walk_packages(guda.__path__, "guda.")]
+    for name in [n for n in names if not n.startswith(("guda.web", "guda.engine.ray", "guda.__main__"))] + OTHERS:
+        with suppress(ImportError):  # of an extra that is not installed
+            importlib.import_module(name)
+    from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel  # noqa: F401  (diffusers imports on demand)

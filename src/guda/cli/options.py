@@ -48,6 +48,7 @@ QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder 
 
 StoredSet = Annotated[str | None, typer.Option("--queries", "-q", help="Name of a query set; default: the recipe's.")]
 
+
 def finite(value: float | None) -> float | None:
     """For options that are not whole numbers: typer's limits let nan and inf pass."""
     if value is not None and not math.isfinite(value):
@@ -77,7 +78,9 @@ _ENGINE_OPTIONS: Options = {
         None,
     ),
     "num_cpus_per_task": (
-        Annotated[float | None, typer.Option(help="Ray: CPUs and threads per task; default: 1.", min=0.01, callback=finite)],
+        Annotated[
+            float | None, typer.Option(help="Ray: CPUs and threads per task; default: 1.", min=0.01, callback=finite)
+        ],
         None,
     ),
     "num_gpus_per_task": (
