@@ -160,7 +160,7 @@ def judge(case: Case, place: Path, status: int, hung: bool, seconds: float) -> O
 
 
 # ---- the campaign --------------------------------------------------------------------------------------------------
-def campaign(cases: list[tuple[int, Case]], runner: Runner, until: float, keep: Path | None = None) -> Counter:
+def campaign(cases: Iterable[tuple[int, Case]], runner: Runner, until: float, keep: Path | None = None) -> Counter:
     """Run the cases, or as many of them as begin before the moment `until`."""
     counts: Counter[str] = Counter()
     for number, case, found in runner.run(itertools.takewhile(lambda _: time.monotonic() < until, cases)):
@@ -174,7 +174,7 @@ def campaign(cases: list[tuple[int, Case]], runner: Runner, until: float, keep: 
                 row = {"number": number, "found": found.kind, "code": found.code, "err": found.err[-3000:]}
                 f.write(json.dumps(row | {"changed": found.changed[:20], "case": case.to_json()}) + "\n")
         if sum(counts.values()) % 100 == 0:
-            print(f"{sum(counts.values()):>6} of {len(cases)}: {dict(counts)}", flush=True)
+            print(f"{sum(counts.values()):>6} inputs: {dict(counts)}", flush=True)
     return counts
 
 
@@ -210,6 +210,7 @@ def main() -> int:
         from fuzz_inputs import World, make
 
         known, cases = World(world), []
+        generated: Iterable[tuple[int, Case]] = ()  # one at a time: thousands would fill the memory
         if given.corpus:
             cases += [(-1 - i, Case(**value)) for i, value in enumerate(json.loads(CORPUS.read_text()))]
         if given.again:
@@ -219,14 +220,15 @@ def main() -> int:
             cases += [(given.only, make(given.seed, given.only, known))]
         else:
             numbers = range(given.first, given.first + given.inputs)
-            cases += [(n, c) for n in numbers if given.kind in (None, (c := make(given.seed, n, known)).kind)]
+            made = ((n, make(given.seed, n, known)) for n in numbers)
+            generated = (found for found in made if given.kind in (None, found[1].kind))
         runner = Runner(world, scratch, given.jobs)
         if given.only is not None:
             print(json.dumps(cases[-1][1].to_json(), indent=1))
             for *_, found in runner.run(cases):
                 print(f"{found.kind} (exit code {found.code})\n{found.err}\n" + "\n".join(found.changed))
             return 0
-        counts = campaign(cases, runner, time.monotonic() + 60 * given.minutes, given.keep)
+        counts = campaign(itertools.chain(cases, generated), runner, time.monotonic() + 60 * given.minutes, given.keep)
     value = figures(counts)
     if given.write:
         from hardening import record

@@ -6,6 +6,7 @@ import io
 import struct
 import warnings
 import zlib
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -132,6 +133,12 @@ def _frames(rng: Random, kind: str) -> bytes:
     return saved(rng, kind, "RGB", save_all=True, append_images=more)
 
 
+@cache
+def _long_text() -> bytes:
+    """A chunk of a PNG with a text of 200 MB."""
+    return _chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * 200_000_000, 1))
+
+
 def spoil_picture(rng: Random) -> tuple[str, bytes, bool, str]:
     """File name, bytes, whether it is known to be bad among 8x8 grey PNGs, and what it is."""
     kind = rng.choice(list(SUFFIX))
@@ -162,8 +169,7 @@ def spoil_picture(rng: Random) -> tuple[str, bytes, bool, str]:
         kind = rng.choice(["GIF", "WEBP", "PNG", "TIFF"])
         return f"z.{SUFFIX[kind]}", _frames(rng, kind), True, f"animated {kind}"
     if what == "bomb":
-        text = _chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * 200_000_000, 9))
-        return "z.png", png(8, 8, rows=b"\0" * 72, extra=text), False, "PNG whose text unpacks to 200 MB"
+        return "z.png", png(8, 8, rows=b"\0" * 72, extra=_long_text()), False, "PNG whose text unpacks to 200 MB"
     if what == "zero":
         return "z.png", png(0, 0), True, "PNG of 0x0"
     if what == "odd":
