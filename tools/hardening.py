@@ -16,8 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "hardening.json"
 PAGE = ROOT / "docs" / "reliability.md"
 COMMAND = "make bench-hardening"
-    "python tools/fuzz.py --corpus --inputs 2000 --write; python tools/kill.py --kills 100 --write; tools/flood.py"
-)
 SHOWN = re.compile(r"`([a-z_]+(?:\.[a-z]+)?)` = [-+\d.,e]*\d")
 
 
