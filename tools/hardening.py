@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "hardening.json"
 PAGE = ROOT / "docs" / "reliability.md"
 COMMAND = "make bench-hardening"
-SHOWN = re.compile(r"`([a-z_]+(?:\.[a-z]+)?)` = [-+\d.,e]*\d")
+SHOWN = re.compile(r"`([a-z_]+(?:\.[a-z]+)?)` = (?:n/a|[-+\d.,e]*\d)")
 
 
 def record(entry: str, figures: dict[str, float], note: str) -> None:
@@ -41,11 +41,12 @@ def measured() -> dict[str, float]:
 
 
 def page(text: str) -> str:
-    """The page with the figures that were measured last, wherever it has `name` = number."""
+    """The page with the figures that were measured last, wherever it has `name` = number; n/a: not measured."""
     known = measured()
 
     def show(found: re.Match[str]) -> str:
-        value = known[found[1]]
+        if (value := known.get(found[1])) is None:
+            return f"`{found[1]}` = n/a"
         return f"`{found[1]}` = {value:,.0f}" if value == int(value) else f"`{found[1]}` = {value:.2g}"
 
     return SHOWN.sub(show, text)

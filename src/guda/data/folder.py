@@ -107,6 +107,7 @@ def read_image(path: Path, size: int | None = None, mode: str | None = None) -> 
     check_options(size, mode)
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged tags; an image that is damaged itself does not load
             # Pillow warns above its limit and raises only at twice that; one limit is enough.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=FORMATS) as file:

@@ -183,6 +183,11 @@ def _try(model: Denoiser, where: str) -> None:
             "image-size-unsupported",
             f"{where}: the network cannot run on {size} images ({reason}); give another --size",
         ) from None
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as e:
+        raise GudaError(
+            "model-cannot-run",
+            f"{where}: the network cannot run ({type(e).__name__}: {e}); correct the value in its config.json",
+        ) from None
 
 
 def status(run: Run) -> dict[str, Any]:
