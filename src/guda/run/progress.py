@@ -10,9 +10,12 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from guda.errors import GudaError
 from guda.files import alive, temporary
+from guda.parsing import read_json
 
 INTERVAL = 0.5  # seconds between writes
 
@@ -33,20 +36,24 @@ def tick(done: int, total: int) -> None:
     if _file is None or now - _last < INTERVAL:
         return
     _last = now
-    _file.parent.mkdir(parents=True, exist_ok=True)
     tmp = temporary(_file)
     value = {"done": done, "total": total, "pid": os.getpid(), "host": socket.gethostname()}
-    tmp.write_text(json.dumps(value))
-    os.replace(tmp, _file)
+    with suppress(OSError):  # a full disk stops the work where it has something to keep, not here
+        try:
+            _file.parent.mkdir(parents=True, exist_ok=True)
+            tmp.write_text(json.dumps(value))
+            os.replace(tmp, _file)
+        finally:
+            tmp.unlink(missing_ok=True)
 
 
 def read(file: Path) -> dict[str, int] | None:
     """The last report; None if there is none or its process is gone (kill -9 leaves the file behind)."""
     try:
-        value = json.loads(file.read_text())
+        value = read_json(file, limit=4096)
         here = value["host"] == socket.gethostname()
         return {k: int(value[k]) for k in ("done", "total")} if not here or alive(value["pid"]) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (GudaError, OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Task:
     trains: bool = field(default=False, compare=False)  # trains a whole model: all processes of a launch share the work
     store: str | None = field(default=None, compare=False)  # leaves one network, packed so ("fp32": a whole copy)
     bytes: int = field(default=0, compare=False)  # what it leaves besides
+    changes: dict[str, Any] = field(default_factory=dict, compare=False)  # to the recipe, see Run.with_changes
 
     def done(self, run: Run) -> bool:
         return all(run.has(path) for path in self.makes)
@@ -49,6 +50,8 @@ class Task:
 def execute(root: str, task: Task, alone: bool = True) -> float:
     """Run one task in this process; returns its seconds. With `alone` false another process reports and records it."""
     run = Run.open(root)
+    if task.changes:
+        run = run.with_changes(task.changes)
     module, _, function = task.fn.partition(":")
     heartbeat = run.path(task.heartbeat)
     progress.watch(heartbeat if alone else None)
@@ -68,11 +71,11 @@ def execute(root: str, task: Task, alone: bool = True) -> float:
 
 
 def pending(run: Run, tasks: list[Task]) -> list[Task]:
-    """Tasks that are left to do, those that make the same files once."""
+    """Tasks that are left to do, those that make the same files once, with the run's changes to its recipe."""
     seen: set[tuple[str, ...]] = set()
     left = []
     for task in tasks:
         if task.makes not in seen and not task.done(run):
-            left.append(task)
+            left.append(replace(task, changes=run.changes) if run.changes else task)
         seen.add(task.makes)
     return left

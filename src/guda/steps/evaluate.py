@@ -81,7 +81,7 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
         write_json(scores_folder(run, name, bands.slug) / "evaluation.json", value)
         return entry
     write_json(scores_folder(run, name) / "evaluation.json", value)
-    if own:
+    if own and not run.changes:
         write_json(run.path("evaluation.json"), value)
     return entry
 

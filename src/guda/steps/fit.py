@@ -108,6 +108,16 @@ def _set(run: Run, name: str) -> bool:
 def check_fitted(run: Run, methods: Sequence[str]) -> None:
     for name in methods:
         if not get_method(run, name).fitted():
-            raise GudaError(
-                "method-not-fitted", f"{name} is not fitted in {run.root}; run: guda fit {run.root} --method {name}"
-            )
+            raise GudaError("method-not-fitted", f"{name} is not fitted in {run.root}{_fit_hint(run, name)}")
+
+
+def _fit_hint(run: Run, name: str) -> str:
+    fix = f"run: guda fit {run.root} --method {name}"
+    if run.changes:
+        return f" with these options; {fix} with the same options"
+    if not any(run.path("artifacts").glob(f"{name}-*")):
+        return f"; {fix}"
+    return (
+        f" with the recipe's settings, only with others; {fix}, or score with the options that it was fitted with "
+        f"(--set, --groups), or make them the run's: guda set {run.root} methods.{name}.KEY=VALUE"
+    )

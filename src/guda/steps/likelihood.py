@@ -14,7 +14,7 @@ from guda.evaluation.ceiling import CEILING, compare, query_noise_floor, reliabi
 from guda.evaluation.likelihood import LikelihoodFile, correlate, likelihood_markdown
 from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.evaluation.tables import separation
-from guda.files import write_json, write_text
+from guda.files import digest, write_json, write_text
 from guda.methods.base import Method, get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.likelihood import (
@@ -29,7 +29,6 @@ from guda.methods.likelihood import (
     solved,
 )
 from guda.methods.terms import load_queries
-from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.drift import SUBTRACTED
@@ -49,24 +48,21 @@ def likelihood(
 ) -> LikelihoodFile:
     """Delta log p of each method (default: of all that are scored and have it), written to
     scores/<set>/likelihood/<method>.parquet, and compared with delta ELBO on the same queries: evaluation.json and .md
-    there. `changes`: settings of the recipe's section `likelihood`, kept."""
+    there. `changes`: settings of the recipe's section `likelihood`, for this call; with others than the recipe's the
+    folder has another name."""
     scoring = run.recipe.scoring
     if scoring.estimand == "path" or scoring.excess:
         raise GudaError(
             "likelihood-estimand-unsupported",
             f"log p is compared with ELBO differences; score with: guda score {run.root} --estimand elbo --no-excess",
         )
-    value = run.recipe.model_dump(mode="json")
-    given = {k: v for k, v in changes.items() if v is not None}
-    recipe = Recipe.from_dict(value | {"likelihood": value["likelihood"] | given}, "the changed recipe")
-    if recipe.likelihood.solver == "adaptive":
+    run = run.with_changes({"likelihood": {k: v for k, v in changes.items() if v is not None}})
+    if run.recipe.likelihood.solver == "adaptive":
         from guda.diffusion.likelihood import need_torchdiffeq
 
         need_torchdiffeq()
     queries = load_queries(run, name)
     chosen = _chosen(run, queries, methods)
-    if given:
-        run.update(recipe)
     some = asked_queries(run, queries)
     tasks: list[Task] = []
     planned: set[str] = set()
@@ -100,7 +96,9 @@ def _chosen(run: Run, queries: Queries, methods: Sequence[str] | None) -> list[E
 
 
 def likelihood_path(run: Run, queries: str, file: str) -> Path:
-    return run.path("scores", queries, VARIANT, file)
+    own = run.stored_recipe.likelihood
+    other = "" if run.recipe.likelihood == own else f"-{digest(run.recipe.likelihood.model_dump(mode='json'), 8)}"
+    return run.path("scores", queries, *([run.set_apart] if run.set_apart else []), f"{VARIANT}{other}", file)
 
 
 def evaluate_likelihood(run: Run, name: str) -> LikelihoodFile:

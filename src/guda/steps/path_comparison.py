@@ -14,8 +14,8 @@ from guda.methods.base import get_method
 from guda.run.run import Run
 from guda.steps.evaluate import evaluate
 from guda.steps.fit import Engine
-from guda.steps.init import change_scoring
 from guda.steps.score import score
+from guda.steps.settings import override
 
 OTHER = {"estimand": "path", "excess": True, "drift": "keep"}
 
@@ -30,13 +30,9 @@ def path_methods(run: Run) -> list[str]:
 
 def evaluate_by_path(run: Run, name: str, engine: Engine) -> DatasetEntry:
     """Score one query set under the other estimand, by the same methods, and compare with the oracle's own."""
-    before = run.recipe
-    change_scoring(run, **OTHER)
-    try:
-        score(run, name, path_methods(run), engine)
-        return evaluate(run, name, own=False)
-    finally:
-        run.update(before)
+    other = override(run, scoring=OTHER)
+    score(other, name, path_methods(other), engine)
+    return evaluate(other, name, own=False)
 
 
 def path_evaluation(run: Run, name: str) -> Path:
