@@ -272,5 +272,5 @@ def methods(as_json: Json = False) -> None:
         ("method", Column("unit", align="left"), Column("what it does", align="left")),
         [(name, v["unit"], v["summary"]) for name, v in value.items()],
     )
-    hint = "Settings of each: `guda fit RUN --method ID --set ...`; docs/operators.md, docs/baselines.md"
+    hint = "Settings of each: `guda set RUN methods.ID.KEY=VALUE`; docs/operators.md, docs/baselines.md"
     say(value, f"{hint}\n{table.plain()}", as_json)

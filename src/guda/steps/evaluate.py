@@ -208,7 +208,11 @@ def _checked(run: Run, name: str) -> tuple[Queries, ElboMethod, list[Method]]:
         known = ", ".join(METHODS)
         raise GudaError("method-unknown", f"evaluation.reference = {config.reference!r} is no method; known: {known}")
     queries = load_queries(run, name)
-    methods = [get_method(run, m) for m in scored_methods(run, name) if m != config.against]
+    names = scored_methods(run, name)
+    if run.changes:  # what the recipe's settings have scored may be there by these as well
+        own = scored_methods(Run(run.root, run.info, run.address), name)
+        names += [m for m in own if m not in names and up_to_date(run, queries, get_method(run, m))]
+    methods = [get_method(run, m) for m in names if m != config.against]
     for found in [oracle, *methods]:
         # settings may have been edited since: only terms under the present settings' names count
         if not up_to_date(run, queries, found):

@@ -37,6 +37,7 @@ from guda.steps.evaluate import method_cost, stage_seconds
 from guda.steps.fit import Engine, check_fitted
 from guda.steps.oracle import run_oracle
 from guda.steps.score import scored_methods, up_to_date
+from guda.steps.settings import checked, keep
 
 VARIANT = "likelihood"  # sub-folder of scores
 
@@ -48,21 +49,23 @@ def likelihood(
 ) -> LikelihoodFile:
     """Delta log p of each method (default: of all that are scored and have it), written to
     scores/<set>/likelihood/<method>.parquet, and compared with delta ELBO on the same queries: evaluation.json and .md
-    there. `changes`: settings of the recipe's section `likelihood`, for this call; with others than the recipe's the
-    folder has another name."""
+    there. `changes`: settings of the recipe's section `likelihood`, written into it (`override` is for one call)."""
     scoring = run.recipe.scoring
     if scoring.estimand == "path" or scoring.excess:
         raise GudaError(
             "likelihood-estimand-unsupported",
-            f"log p is compared with ELBO differences; score with: guda score {run.root} --estimand elbo --no-excess",
+            "log p is compared with ELBO differences; score with these: guda set "
+            f"{run.root} scoring.estimand=elbo scoring.excess=false, then guda score {run.root}",
         )
-    run = run.with_changes({"likelihood": {k: v for k, v in changes.items() if v is not None}})
-    if run.recipe.likelihood.solver == "adaptive":
+    given = {k: v for k, v in changes.items() if v is not None}
+    if checked(run, {"likelihood": given}).recipe.likelihood.solver == "adaptive":
         from guda.diffusion.likelihood import need_torchdiffeq
 
         need_torchdiffeq()
     queries = load_queries(run, name)
     chosen = _chosen(run, queries, methods)
+    if given:
+        keep(run, {"likelihood": given})
     some = asked_queries(run, queries)
     tasks: list[Task] = []
     planned: set[str] = set()
