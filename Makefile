@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check clean
+.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-emoji bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,11 @@ demo: install ## Run the whole method on the digits; writes runs/demo/report.htm
 
 test: install ## Run the fast tests
 	$(PYTEST) -m "not slow and not e2e" -n 2
+
+test-lowest: ## Run the fast tests with the oldest versions that pyproject.toml allows (.venv-lowest; not part of CI)
+	test -x .venv-lowest/bin/pip || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install -c constraints-lowest.txt -e '.[dev]' -e benchmarks/sources
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 .venv-lowest/bin/pytest -m "not slow and not e2e" -n 2
 
 test-slow: $(E2E) ## Run the tests that take minutes
 	$(call pytest-if-any,slow)

@@ -33,8 +33,8 @@ def test_health_for_people_and_for_machines(guda: Guda, run: Run) -> None:
     assert "retrack: nats; positive = images explained worse without the group" in said.out
     assert "on 15 training images: the full model has trained on them" in " ".join(said.out.split())
     assert "logo" not in said.out  # the oracle only when asked for
-    assert Run.open(run.root).recipe.scoring.reference == 5
-    again = guda("health", run.root, "--method", "retrack", "--json")
+    assert Run.open(run.root).recipe.scoring.reference == 4  # of the recipe
+    again = guda("health", run.root, "--method", "retrack", "-n", 5, "--json")
     found = Health.model_validate(json.loads(again.out)["retrack"])
     assert found.reference == "reference-n5-s0"
     assert again.err == ""
@@ -99,9 +99,11 @@ def test_placebos_from_fit_to_score(guda: Guda, run: Run) -> None:
 def test_drift_from_score_to_evaluate(guda: Guda, run: Run) -> None:
     said = guda("score", run.root, "--method", "retrack", "--drift", "subtract")
     assert "drift subtracted" in said.out
-    assert guda("evaluate", run.root, "--json").code == 0
-    assert Run.open(run.root).recipe.scoring.drift == "subtract"
-    assert "drift subtracted" not in guda("score", run.root, "--method", "retrack", "--drift", "keep").out
+    value = json.loads(guda("evaluate", run.root, "--drift", "subtract", "--json").out)
+    assert set(value["methods"]) == {"logo", "retrack", "similarity-pixel"}
+    assert "less their drift" in value["note"]
+    assert Run.open(run.root).recipe.scoring.drift == "keep"
+    assert "drift subtracted" not in guda("score", run.root, "--method", "retrack").out
 
 
 @pytest.mark.parametrize(

@@ -83,10 +83,11 @@ def test_own_pictures_and_own_model(guda: Guda, tmp_path: Path) -> None:
     recipe["scoring"] = {"strata": 4, "rounds": 2, "block": 16, "shard": 4}
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
 
-    fitted = guda("fit", run, "--method", "retrack", "--set", "steps=2", "--workers", "1")
+    assert guda("set", run, "methods.retrack.steps=2").code == 0
+    fitted = guda("fit", run, "--method", "retrack", "--workers", "1")
     assert fitted.code == 0, fitted.err
     assert "Fitted retrack (3 tasks run)." in fitted.out
-    again = program("fit", run, "--method", "retrack", "--set", "steps=2", "--json")
+    again = program("fit", run, "--method", "retrack", "--json")
     assert as_json(again) == {"methods": ["retrack"], "tasks_run": 0, "warnings": []}
     assert "Traceback" not in again.err
 

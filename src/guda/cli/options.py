@@ -39,8 +39,7 @@ Groups = Annotated[
     str | None,
     typer.Option(
         "--groups",
-        help="Fit and score only these groups, e.g. Cubism,Dapple, or level:1 of a tree; saved in the recipe. "
-        "`all` undoes it.",
+        help="Fit and score only these groups, e.g. Cubism,Dapple, or level:1 of a tree, or `all`; for this command.",
     ),
 ]
 
@@ -106,7 +105,6 @@ _ENGINE_OPTIONS: Options = {
 class Fields:
     config: type[Config]
     names: dict[str, str]  # field -> its option
-    note: str = ""  # after each description
 
     def options(self) -> Options:
         return {field: (self._annotation(field, name), None) for field, name in self.names.items()}
@@ -121,8 +119,10 @@ class Fields:
                 limits["min"] = limit.ge
             elif isinstance(limit, annotated_types.Gt):
                 limits["min"] = limit.gt + 1  # type: ignore[operator]
+            elif isinstance(limit, annotated_types.Le):
+                limits["max"] = limit.le
         choices = get_args(about.annotation) if get_origin(about.annotation) is Literal else ()
-        text = f"{about.description}{self.note}"
+        text = str(about.description)
         for other, option in self.names.items():  # as it is called here
             text = text.replace(f"`{other}`", option)
         optional = (kind if kind in (int, float, bool) else str) | None
@@ -131,13 +131,13 @@ class Fields:
         return Annotated[optional, typer.Option(name, help=text, metavar="|".join(map(str, choices)) or None, **limits)]
 
 
-def fields(config: type[Config], *names: str, kept: bool = True) -> Any:
+def fields(config: type[Config], *names: str) -> Any:
     """Default of a parameter that stands for these fields: "group_by" is the option --group-by, "n as -n" is -n."""
     options = {}
     for name in names:
         field, _, option = name.partition(" as ")
         options[field] = option or f"--{field.replace('_', '-')}"
-    return Fields(config, options, " Saved in the recipe." if kept else "")
+    return Fields(config, options)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -10,16 +10,7 @@ from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
 from guda.steps.fit import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, ray_engine, sample, train
 from guda.steps.function import evaluate_cross, evaluate_function
 from guda.steps.health import health, health_methods
-from guda.steps.init import (
-    change_groups,
-    change_queries,
-    change_scoring,
-    change_settings,
-    init,
-    parse_settings,
-    status,
-    update_settings,
-)
+from guda.steps.init import init, status
 from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_path
 from guda.steps.pairs import pairs, parse_pairs
 from guda.steps.partition import partition
@@ -42,6 +33,16 @@ from guda.steps.score import (
     watch,
 )
 from guda.steps.search_space import parse_space, read_space
+from guda.steps.settings import (
+    change_groups,
+    change_queries,
+    change_scoring,
+    change_settings,
+    override,
+    parse_settings,
+    set_values,
+    update_settings,
+)
 from guda.steps.tune import tune
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "likelihood_path",
     "local_engine",
     "outline",
+    "override",
     "pairs",
     "parse_pairs",
     "parse_settings",
@@ -100,6 +102,7 @@ __all__ = [
     "scored_methods",
     "scores_folder",
     "scores_path",
+    "set_values",
     "status",
     "train",
     "tune",

@@ -161,7 +161,7 @@ def _cells(trials: Trials, ablation: Ablation) -> tuple[dict[str, Any], list[Cel
             raise GudaError(
                 "ablation-settings-missing",
                 f"ablation {ablation.name} starts from the recipe's settings of {method}, and the recipe of {run.root} "
-                f"has none; fit it (guda fit {run.root} --method {method} --set ...), or spell out `base` in the file",
+                f"has none; name it (guda set {run.root} methods.{method}.KEY=VALUE), or spell out `base` in the file",
             )
         base = run.recipe.methods[method]
     else:
