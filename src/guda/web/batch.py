@@ -12,6 +12,7 @@ from guda.web.ask import LOOK, html, looks, question, rule_of, upload
 from guda.web.job import RACED, Job, Snapshot, caveat
 from guda.web.results import words
 from guda.web.service import Service
+from guda.web.upload_folder import holding
 from guda.web.uploads import Full
 
 MOST = 64  # pictures in one go
@@ -35,6 +36,11 @@ def batch_tab(service: Service) -> None:
         except GudaError as e:
             yield answer.refusal(str(e))
             return
+        with holding(files):
+            async for page in answers(files, told, rule, method):
+                yield page
+
+    async def answers(files: list[str], told: list[str], rule: str, method: str) -> AsyncIterator[str]:
         rows: list[tuple[str, tuple[str, ...]]] = []
         asked: list[Job | GudaError] = []
         raced = False
