@@ -2,7 +2,7 @@
 
     python tools/flood.py [--files 60] [--mb 9] [--max-total-mb 256]
 
-Starts `guda serve` on a run of digits with random pictures, sends it files that are never asked about, and prints one
+Starts `guda serve` on a tiny run of digits, sends it files that are never asked about, and prints one
 line of JSON: `upload_disk_mb_after_flood`, bytes of the upload folder and of what the run grew by, as MB of 2^20 bytes;
 `upload_disk_mb_peak`, the most that was seen after any upload; how many were accepted and refused; and whether the
 upload folder is gone after SIGTERM. Everything happens in a temporary folder that is removed.
@@ -28,25 +28,24 @@ MB = 2**20
 
 RECIPE = {  # as small as a run gets that can be raced
     "name": "flood",
-    "data": {"source": "digits"},
-    "model": {"net": "mlp", "options": {"width": 16, "depth": 1}, "scheduler": "cosine:50"},
-    "training": {"steps": 2, "batch_size": 8, "checkpoint_every": 2},
+    "data": {"source": "digits", "groups": ["0", "1"], "limit_per_group": 16},
+    "model": {"net": "mlp", "options": {"width": 16, "depth": 1}, "scheduler": "squaredcos_cap_v2:100"},
+    "training": {"steps": 2, "batch": 8, "warmup": 1},
+    "methods": {"retrack": {"steps": 1, "batch_forget": 4, "batch_retain": 4}},
     "queries": {"n": 2, "steps": 2},
-    "scoring": {"rounds": 2, "strata": 2, "pilot": 2, "foreign": "skip"},
-    "methods": {"retrack": {"steps": 1, "batch_size": 4}},
+    "scoring": {"strata": 2, "rounds": 2, "block": 4, "foreign": "skip"},
 }
 
 
 def tiny_run(folder: Path) -> Path:
-    """A run that `guda serve` accepts: its models were trained for two steps."""
+    """A run that `guda serve` accepts, with models that were hardly trained."""
     from guda import steps
-    from guda.config import Recipe
+    from guda.engine.loop import run_inline
+    from guda.run.recipe import Recipe
 
     run = steps.init(folder / "run", Recipe.model_validate(RECIPE))
-    engine = steps.local_engine(1)
-    steps.train(run, engine)
-    steps.fit(run, ["retrack"], engine)
-    steps.sample(run, engine)
+    steps.train(run, run_inline)
+    steps.fit(run, ["retrack"], run_inline)
     return run.root
 
 
@@ -86,7 +85,10 @@ def flood(files: int = 60, mb: float = 9.0, max_total_mb: float = 256.0) -> dict
         command = [sys.executable, "-m", "guda", "serve", str(root), "--port", str(port)]
         command += ["--max-total-mb", f"{max_total_mb:g}"]
         server = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(uploads)}
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(uploads)},
         )
         try:
             assert server.stdout is not None
