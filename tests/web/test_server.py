@@ -354,6 +354,7 @@ def test_a_link_with_the_token_lets_in_once_and_the_cookie_from_then_on() -> Non
     cookie, _, flags = headers[b"set-cookie"].decode().partition(";")
     assert {"HttpOnly", "SameSite=Lax"} <= {f.strip() for f in flags.split(";")}
     assert through(guard, cookie=cookie, **local)[0] == 200
+    assert through(guard, query=f"token={token}".encode(), cookie=cookie, **local)[0] == 303
     assert through(guard, cookie=f"other=1; {cookie}", **local)[0] == 200
     assert through(guard, cookie=cookie + "x", **local)[0] == 401
     assert through(Guard(everything, True, Token(token, 7861)), cookie=cookie, **local)[0] == 401  # of another port

@@ -100,12 +100,12 @@ class Guard:
             raise Refusal(
                 403, "This request comes from a page of another server. A proxy in front must forward the Host header."
             )
-        if self.token is None or path == MANIFEST or self.token.carried(headers):
+        if self.token is None or path == MANIFEST:
             return
-        found = self.token.entrance(path, scope.get("query_string", b"")) if scope.get("method") == "GET" else None
-        if found is not None:
-            raise Refusal(303, "Welcome.", found)
-        raise Refusal(401, "Open the link that guda serve printed: it ends in ?token= and the token.")
+        if scope.get("method") == "GET" and (found := self.token.entrance(path, scope.get("query_string", b""))):
+            raise Refusal(303, "Welcome.", found)  # also for who has the cookie: the token leaves the address bar
+        if not self.token.carried(headers):
+            raise Refusal(401, "Open the link that guda serve printed: it ends in ?token= and the token.")
 
     async def login(self, scope: Any, receive: Any, answer: Answer) -> None:
         """Gradio checks the password, as often as `Attempts` allows."""
