@@ -18,7 +18,8 @@ for helpers in ("run", "web"):
     sys.path.insert(0, str(Path(__file__).parents[1] / helpers))
 from uploads import grey, png_header  # noqa: E402
 
-from waiting import wait_for  # noqa: E402
+import programs  # noqa: E402
+from waiting import LIMIT, wait_for  # noqa: E402
 
 pytestmark = pytest.mark.e2e
 WAIT = 180_000  # milliseconds; machines are slow, and nothing is ever waited for in full
@@ -36,24 +37,23 @@ def app_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = s.getsockname()[1]
     command = [sys.executable, "-m", "guda", "serve", str(root), "--port", str(port), "--max-mb", "1"]
     log = root.parent / "log"
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(root.parent)}
     with log.open("w") as out:
-        server = subprocess.Popen(
-            command,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(root.parent)},
-        )
-    wait_for(lambda: "Serving" in log.read_text() or server.poll() is not None, "guda serve to start or to exit")
-    assert server.poll() is None, log.read_text()
-    found = re.search(r"http://\S+", log.read_text())
-    assert found is not None
-    yield found[0]
-    assert len(list(root.parent.glob("guda-web-*"))) == 1
-    server.send_signal(signal.SIGTERM)  # as a supervisor ends it
-    assert server.wait(300) == 0
-    assert log.read_text().endswith("Stopped.\n")
-    assert "Traceback" not in log.read_text()
-    assert list(root.parent.glob("guda-web-*")) == []
+        server = programs.start(command, stdout=out, stderr=subprocess.STDOUT, env=environ)
+    try:
+        wait_for(lambda: "Serving" in log.read_text() or server.poll() is not None, "guda serve to start or to exit")
+        assert server.poll() is None, log.read_text()
+        found = re.search(r"http://\S+", log.read_text())
+        assert found is not None
+        yield found[0]
+        assert len(list(root.parent.glob("guda-web-*"))) == 1
+        server.send_signal(signal.SIGTERM)  # as a supervisor ends it
+        assert server.wait(LIMIT) == 0
+        assert log.read_text().endswith("Stopped.\n")
+        assert "Traceback" not in log.read_text()
+        assert list(root.parent.glob("guda-web-*")) == []
+    finally:
+        programs.end(server)
 
 
 class Visit:

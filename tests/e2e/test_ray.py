@@ -30,6 +30,7 @@ from guda.errors import GudaError
 from guda.run.run import Run
 from guda.run.task import Task, pending
 from guda.steps.fit import Engine
+from programs import Programs
 from waiting import wait_for
 
 pytestmark = pytest.mark.e2e
@@ -271,14 +272,14 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 
 
 @pytest.mark.slow
-def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path, launch: Programs) -> None:
     from test_engine_kill import alive, children
 
     recipe = tinyrun.tiny(tinyrun.digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000})
     run = steps.init(tmp_path / "run", recipe)
     command = [sys.executable, "-m", "guda.cli.main", "train", str(run.root), "--engine", "ray", "--workers", "1"]
     inherited = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
-    process = subprocess.Popen(command, env={k: v for k, v in os.environ.items() if k not in inherited})
+    process = launch(command, env={k: v for k, v in os.environ.items() if k not in inherited})
     wait_for(lambda: list(run.path("progress").glob("[!.]*.json")) or process.poll() is not None, "a heartbeat")
     assert process.poll() is None
     family = {pid: name(pid) for pid in children(process.pid)}

@@ -52,7 +52,6 @@ ENVIRONMENT = {  # of a cluster that is started here; what the user set stays
     "RAY_worker_niceness": "0",  # Ray's own 15 starves tasks on a machine that does anything else
     "RAY_raylet_start_wait_time_s": "300",  # a busy machine takes long to start it
     "RAY_worker_register_timeout_seconds": "300",
-    "RAY_agent_register_timeout_ms": "300000",
     "RAY_task_oom_retries": "10",  # of a task that Ray's memory monitor ends; Ray's own default never gives up
 }
 
