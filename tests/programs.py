@@ -6,6 +6,7 @@ ends it (Linux), and workers of guda end with their driver.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -39,10 +40,8 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str]) -> None:
     """Kill its group, the workers of a driver included, and collect it."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

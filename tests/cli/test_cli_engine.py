@@ -78,13 +78,14 @@ def test_what_ray_cannot_do(guda: Guda, options: list[str], part: str) -> None:
 
 
 def test_ray_s_private_cluster_is_on_loopback_and_has_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    from guda.engine.ray import RayOptions, _init, import_ray
+    from guda.engine.ray import ENVIRONMENT, RayOptions, _init, import_ray
 
     class Ray:
         def init(self, **given: object) -> None:
             self.given = given
 
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+    names = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+    for name in (*names, *ENVIRONMENT):  # all that is set here is undone
         monkeypatch.setenv(name, "x")
         monkeypatch.delenv(name)
     monkeypatch.delitem(sys.modules, "ray", raising=False)

@@ -117,7 +117,7 @@ def fit(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Create a method's counterfactual models (default: the recipe's methods)."""
+    """Create a method's counterfactual models (default: the recipe's methods but logo, which retrains for each group)."""
     from guda import steps
     from guda.run.run import Run
 
@@ -125,7 +125,9 @@ def fit(
     steps.change_groups(folder, groups)
     if settings:
         steps.change_settings(folder, method or [], settings)
-    methods = method or [m for m in folder.recipe.methods if m != "logo"]
+    chosen, oracles = steps.default_methods(folder)
+    methods = method or chosen
+    left_out = [] if method else [m for m in oracles if m not in steps.fitted_methods(folder)]
     if not methods:
         raise GudaError(
             "methods-none",
@@ -133,8 +135,14 @@ def fit(
         )
     done = steps.fit(folder, methods, engine, placebos)
     warnings = steps.warnings(folder)
-    text = "\n".join([f"Fitted {', '.join(methods)} ({done} tasks run).", *(f"Warning: {line}" for line in warnings)])
-    say({"methods": methods, "tasks_run": done, "warnings": warnings}, text, as_json)
+    lines = [f"Fitted {', '.join(methods)} ({done} tasks run).", *(f"Warning: {line}" for line in warnings)]
+    lines += [
+        f"Left out: {m}, which retrains the model without each group. guda evaluate compares with it; to fit it: "
+        f"guda fit {run} --method {m}"
+        for m in left_out
+    ]
+    found = {"methods": methods, "left_out": left_out, "tasks_run": done, "warnings": warnings}
+    say(found, "\n".join(lines), as_json)
 
 
 @command
