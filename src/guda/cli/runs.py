@@ -117,7 +117,7 @@ def fit(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Create a method's counterfactual models (default: the recipe's methods but logo, which retrains for each group)."""
+    """Create a method's counterfactual models (default: the recipe's methods but logo, which retrains the model)."""
     from guda import steps
     from guda.run.run import Run
 

@@ -36,7 +36,7 @@ from guda.errors import GudaError, Mismatch
 from guda.files import TEMPORARY, atomic_folder, digest, read_json, write_json, write_tensors
 from guda.parts import FolderParts
 from guda.run import progress
-from guda.run.data import load_data, prompt_files, training_prompts
+from guda.run.data import load_data, prompt_files, test_images, training_prompts
 from guda.run.run import Run
 from guda.run.sketch import Sketch
 from guda.run.task import Task
@@ -287,7 +287,8 @@ def _train_and_publish(
 
     denoiser, config = architecture(run), need_training(run)
     checkpoints = run.path("checkpoints", name)
-    trained = train_model(run, seed, checkpoints, label_dropout=label_dropout)
+    held_out = None if label_dropout is not None or run.recipe.prompts is not None else test_images(run)
+    trained = train_model(run, seed, checkpoints, label_dropout=label_dropout, validation=held_out)
     if not distributed.is_main():
         return trained.earlier
     if label_dropout is not None:
@@ -298,6 +299,7 @@ def _train_and_publish(
         write_json(
             tmp / CARD, {"name": name, "seed": seed, "weights": model.digest(), "steps": config.steps,
                          "losses": trained.losses} | about
+            | ({"validation": trained.validation} if trained.validation else {})
         )  # fmt: skip
     return drop_checkpoints(checkpoints, trained.earlier)
 
