@@ -77,7 +77,7 @@ def guda(*args: object) -> subprocess.CompletedProcess[str]:
 
 def test_both_nodes_work_one_thread_each_and_never_too_many_at_once(run: Run, pool: RayWorkers) -> None:
     seen: list[tuple[int, int, float, list[str]]] = []
-    tasks = [task(f"t{i}", "raytasks:where", name=f"t{i}") for i in range(12)]
+    tasks = [task(f"t{i}", "raytasks:where", name=f"t{i}", nodes=2) for i in range(12)]
     last = task("last", "raytasks:where", tuple(f"t{i}" for i in range(12)), name="last")
     assert run_on_ray(run, [last, *tasks], pool, lambda *a: seen.append(a)) == 13
     found = [json.loads(run.path("out", f"t{i}").read_text()) for i in range(12)]

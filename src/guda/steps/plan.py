@@ -147,9 +147,9 @@ def _origin_stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> li
 def _drawn(sketch: Sketch, n_queries: int) -> Queries | None:
     """The recipe's query set, where it is drawn and is what is planned for."""
     run = sketch.of
-    if run is None or needs_pilot(run) or not has_samples(run, run.recipe.queries):
+    if run is None or needs_pilot(run) or (name := set_name(run, run.recipe.queries)) not in run.query_sets():
         return None
-    found = load_queries(run, set_name(run, run.recipe.queries))
+    found = load_queries(run, name)
     return found if found.n == n_queries else None
 
 
