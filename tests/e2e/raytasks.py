@@ -4,7 +4,7 @@ import json
 import os
 import signal
 
-from guda.run import progress
+from guda.run import task as progress
 from guda.run.run import Run
 from waiting import wait_for
 

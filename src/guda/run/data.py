@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.errors import GudaError, Mismatch
+from guda.files import remembered
 from guda.run.run import Run
 from guda.run.sketch import Sketch
 
@@ -24,22 +24,17 @@ def load_data(run: Run) -> ImageData:
         return run.data
     folder = run.path("data")
     index = folder / "index.json"
-    data = _load_images(str(folder), index.stat().st_mtime_ns) if index.is_file() else ImageData.load(folder)
+    data = remembered("data", index, lambda: ImageData.load(folder)) if index.is_file() else ImageData.load(folder)
     if (expected := run.info.get("data_digest")) != data.digest:
         what = f"{folder} holds other images than the run was made from"
         raise Mismatch("data-changed", what, data.digest, expected, "restore it")
     return data
 
 
-def test_images(run: Run) -> np.ndarray | None:
+def held_out_images(run: Run) -> np.ndarray | None:
     """uint8 [n, C, H, W] that training validates on; None where the source has no test split."""
     folder = run.path(*TEST)
     return ImageData.load(folder).images if (folder / "index.json").is_file() else None
-
-
-@lru_cache(maxsize=4)
-def _load_images(folder: str, mtime: int) -> ImageData:
-    return ImageData.load(folder)
 
 
 def scored_groups(run: Run) -> tuple[str, ...]:
@@ -73,16 +68,11 @@ def load_prompts(run: Run) -> Prompts:
         )
     if not path.is_file():
         raise GudaError("prompts-missing", f"{run.root} has no prompts yet; run: guda prompts build {run.root}")
-    prompts = _read_prompts(str(path), path.stat().st_mtime_ns, run.info["data_digest"])
+    prompts = remembered("prompts", path, lambda: Prompts.load(path, run.info["data_digest"]))
     if (recorded := run.info.get("prompts_digest", prompts.digest)) != prompts.digest:
         what = f"{path} holds other prompts than this run was begun with"
         raise Mismatch("prompts-changed", what, prompts.digest, recorded, "restore it")
     return prompts
-
-
-@lru_cache(maxsize=4)
-def _read_prompts(path: str, mtime: int, data_digest: str) -> Prompts:
-    return Prompts.load(Path(path), data_digest)
 
 
 def prompt_files(run: Run) -> tuple[str, ...]:

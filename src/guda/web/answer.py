@@ -17,7 +17,7 @@ from guda.report.page import EXEMPLARS, PLACEBO_SAYS, SHOWN, TINY
 from guda.report.pictures import EXEMPLAR, LARGEST, data_uri
 from guda.run.data import load_data
 from guda.scoring.race import StopRule
-from guda.scoring.verdict import Verdict
+from guda.scoring.reading import Verdict
 from guda.table import percent, signed
 from guda.web.job import Snapshot, address, caveat, to_csv, to_json
 from guda.web.service import Service
@@ -186,3 +186,10 @@ def _pictures(data: ImageData, group: str) -> list[str]:
 @lru_cache(maxsize=1024)
 def _exemplars(data: ImageData, group: int) -> list[str]:
     return [data_uri(data.images[i], EXEMPLAR) for i in data.groups.members(group)[:EXEMPLARS]]
+
+
+def html(value: str, **options: Any) -> Any:
+    """A place for what guda draws, which brings its own style (app.py)."""
+    import gradio as gr
+
+    return gr.HTML(value, apply_default_css=False, **options)
