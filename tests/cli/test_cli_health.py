@@ -1,6 +1,7 @@
 """`guda health`, placebos and drift from the command line."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,8 @@ def test_a_narrow_terminal_gets_the_largest_leaks(run: Run) -> None:
 def test_placebos_from_fit_to_score(guda: Guda, run: Run) -> None:
     # similarity cannot be fitted to a random group; retrack can, and is
     done = guda("fit", run.root, "--method", "similarity-pixel", "--method", "retrack", "--placebos", 2, "--json")
-    assert json.loads(done.out) == {"methods": ["similarity-pixel", "retrack"], "tasks_run": 2, "warnings": []}
+    value = {"methods": ["similarity-pixel", "retrack"], "left_out": [], "tasks_run": 2, "warnings": []}
+    assert json.loads(done.out) == value
     said = guda("score", run.root, "--method", "retrack")
     assert "2 placebo groups of 16 random images: half of their scores are below" in said.out
     assert "the first group is above that for" in said.out
@@ -129,3 +131,18 @@ def test_mistakes_change_nothing(guda: Guda, run: Run, args: list, parts: list[s
 def test_nothing_unlearned_yet(guda: Guda, tmp_path: Path) -> None:
     steps.init(tmp_path / "new", tiny(digits_folder()))
     refused(guda("health", tmp_path / "new"), "nothing is unlearned", "guda fit")
+
+
+def test_fit_says_what_it_leaves_out_and_evaluate_what_is_missing(guda: Guda, run: Run) -> None:
+    """fit, sample, score, evaluate, without a word of LOGO, ends in a line that says how to go on."""
+    assert json.loads(guda("fit", run.root, "--json").out)["left_out"] == []  # it is fitted here
+    for folder in run.path("artifacts").glob("logo-*"):
+        shutil.rmtree(folder)
+    done = guda("fit", run.root, "--json")
+    assert (done.code, json.loads(done.out)["left_out"]) == (0, ["logo"])
+    command = f"guda fit {run.root} --method logo"
+    assert command in guda("fit", run.root).out
+    missing = guda("evaluate", run.root)
+    assert missing.code == 2
+    assert "[scores-missing]" in missing.err
+    assert command in missing.err

@@ -25,6 +25,7 @@ from tinyrun import (
 
 import guda as package
 from guda.scoring.scores import Scores
+from programs import Programs
 from waiting import LIMIT, wait_for
 
 
@@ -157,22 +158,18 @@ def test_demo_goes_on_from_a_folder_of_its_own_recipe_only(guda: Guda, tmp_path:
     assert "differs: found" in answer.err
 
 
-def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
+def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path, launch: Programs) -> None:
     from guda import steps
 
     root = tmp_path / "run"
     steps.init(root, tiny(digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000}))
-    process = subprocess.Popen(
-        [PROGRAM, "train", str(root), "--workers", "1", "--json"], text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        # what a shell starts in the background ignores Ctrl-C, and so would its grandchildren
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    command = [PROGRAM, "train", str(root), "--workers", "1", "--json"]
+    process = launch(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def heartbeats() -> list[Path]:
         return [p for p in (root / "progress").glob("*.json") if not p.name.startswith(".")]  # not half-written ones
 
-    wait_for(heartbeats, "a heartbeat")
+    wait_for(lambda: heartbeats() or process.poll() is not None, "a heartbeat")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the driver and its workers
     out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 130

@@ -119,12 +119,14 @@ def fit(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Create a method's counterfactual models (default: the recipe's methods)."""
+    """Create a method's counterfactual models (default: the recipe's methods but logo, which retrains the model)."""
     from guda import steps
     from guda.run.run import Run
 
     folder = steps.override(Run.open(run), groups=groups, methods=method, settings=settings)
-    methods = method or [m for m in folder.recipe.methods if m != "logo"]
+    chosen, oracles = steps.default_methods(folder)
+    methods = method or chosen
+    left_out = [] if method else [m for m in oracles if m not in steps.fitted_methods(folder)]
     if not methods:
         raise GudaError(
             "methods-none",
@@ -135,7 +137,13 @@ def fit(
     lines = [f"Fitted {', '.join(methods)} ({done} tasks run).", *(f"Warning: {line}" for line in warnings)]
     if folder.changes:
         lines.append(f"The recipe is as it was: give `guda score` the same options, or keep them: {_keeping(folder)}")
-    say({"methods": methods, "tasks_run": done, "warnings": warnings}, "\n".join(lines), as_json)
+    lines += [
+        f"Left out: {m}, which retrains the model without each group. guda evaluate compares with it; to fit it: "
+        f"guda fit {run} --method {m}"
+        for m in left_out
+    ]
+    found = {"methods": methods, "left_out": left_out, "tasks_run": done, "warnings": warnings}
+    say(found, "\n".join(lines), as_json)
 
 
 def _keeping(run: Run) -> str:

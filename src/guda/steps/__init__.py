@@ -7,7 +7,18 @@ from guda.steps.calibrate import calibrate
 from guda.steps.calibration import calibration_note
 from guda.steps.cluster import ClusterConfig, plan_cluster
 from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
-from guda.steps.fit import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, ray_engine, sample, train
+from guda.steps.fit import (
+    Engine,
+    check_fitted,
+    default_methods,
+    fit,
+    fit_tasks,
+    fitted_methods,
+    local_engine,
+    ray_engine,
+    sample,
+    train,
+)
 from guda.steps.function import evaluate_cross, evaluate_function
 from guda.steps.health import health, health_methods
 from guda.steps.init import init, status
@@ -62,6 +73,7 @@ __all__ = [
     "check_fitted",
     "choose_or_add_queries",
     "choose_queries",
+    "default_methods",
     "evals_per_picture",
     "evaluate",
     "evaluate_bands",

@@ -225,10 +225,12 @@ def _checked(run: Run, name: str) -> tuple[Queries, ElboMethod, list[Method]]:
         # settings may have been edited since: only terms under the present settings' names count
         if not up_to_date(run, queries, found):
             m = found.method_id
+            why = f"methods are compared with {m}, and there are no" if found.oracle else f"there are no {m}"
+            fit = "" if found.fitted() else f"guda fit {run.root} --method {m} && "
             raise GudaError(
                 "scores-missing",
-                f"no {m} scores of {name!r} by the recipe's present settings; run: guda fit {run.root} --method {m}, "
-                f"then guda score {run.root} --queries {name} --method {m}",
+                f"{why} scores of {name!r} by the recipe's present settings; run: "
+                f"{fit}guda score {run.root} --queries {name} --method {m}",
             )
     return queries, oracle, methods
 

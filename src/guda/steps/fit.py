@@ -38,7 +38,7 @@ def ray_engine(options: RayOptions, watch: Callable[[str], Watcher] | None = Non
         raise GudaError(
             "ray-under-launch", "--engine ray starts its own processes; run guda by itself, not under accelerate launch"
         )
-    import_ray()  # fails early where Ray is not installed
+    import_ray(options.where)  # fails early where Ray is not installed
     pool = RayWorkers(options)
 
     def engine(run: Run, tasks: list[Task], title: str) -> int:
@@ -95,6 +95,13 @@ def sample(run: Run, engine: Engine) -> str:
     check_memory(n * math.prod(load_data(run).shape), f"{n:,} pictures", "draw fewer")
     engine(run, ready(run, base_tasks(run) + sample_tasks(run, run.recipe.queries)), "sample")
     return collect_samples(run, run.recipe.queries)
+
+
+def default_methods(run: Run) -> tuple[list[str], list[str]]:
+    """(what `guda fit` fits, what it leaves out): an oracle retrains the model for every group, so it is fitted when it
+    is asked for by name."""
+    oracles = [name for name in run.recipe.methods if METHODS.find(name).oracle]
+    return [name for name in run.recipe.methods if name not in oracles], oracles
 
 
 def fitted_methods(run: Run) -> list[str]:

@@ -10,14 +10,15 @@ from typing import Any
 
 from guda.config import parse_config
 from guda.data.images import ImageData
-from guda.data.sources import SOURCES, load_source
+from guda.data.sources import SOURCES, load_source, load_test_split
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import build_denoiser
+from guda.diffusion.validation import DRAWS
 from guda.errors import GudaError
 from guda.files import atomic_folder
 from guda.methods.base import METHODS, get_method
 from guda.methods.terms import load_queries
-from guda.run.data import load_data
+from guda.run.data import TEST, load_data
 from guda.run.models import full_name, need_training
 from guda.run.recipe import Recipe
 from guda.run.run import Run, here, writable
@@ -59,9 +60,12 @@ def init(
     elif root.exists() and any(p.name not in ("data", "recipe.yaml") and p.name[0] != "." for p in root.iterdir()):
         raise GudaError("run-folder-taken", f"{root} exists and is not a run folder; choose another name")
     writable(root)
+    held_out: ImageData | None = None
     if data is None:
         options = recipe.data.model_dump()
         data = load_source(options.pop("source"), **options)
+        if recipe.training is not None and not Run.exists(root):
+            held_out = load_test_split(recipe.data, -(-DRAWS // len(data.groups)))
     data.groups.check_rest()
     data.groups.check_apart([data.groups.index(name) for name in recipe.scoring.groups or ()])
     model = _check_model(recipe, data, model)
@@ -82,6 +86,8 @@ def init(
         if model is not None:
             _save_model(model, recipe, root)
         data.save(root / "data")
+        if held_out is not None and held_out.shape == data.shape:
+            held_out.save(root.joinpath(*TEST))
         return Run.create(address, recipe, lock)
 
 
