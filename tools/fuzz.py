@@ -99,7 +99,8 @@ class Runner:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)  # whatever it has started
             yield number, case, judge(case, place, status, hung, time.monotonic() - began)
-            shutil.rmtree(place, ignore_errors=True)
+            with suppress(RecursionError):
+                shutil.rmtree(place, ignore_errors=True)
             if place.exists():  # folders deeper than a path may be long
                 subprocess.run(["rm", "-rf", "--", place], check=False)
 

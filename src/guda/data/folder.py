@@ -59,7 +59,15 @@ def image_files(root: Path) -> list[str]:
     return sorted(found, key=lambda f: [natural(part) for part in f.split("/")])
 
 
+DEEPEST = 100  # folders in folders; a tree of groups has a few levels
+
+
 def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -> None:
+    if len(above) > DEEPEST:
+        shown = "/".join(prefix.split("/")[:3])
+        raise GudaError(
+            "folder-too-deep", f"{above[0]}/{shown}/... is more than {DEEPEST} folders deep; move the images up"
+        )
     real = os.path.realpath(folder)
     if real in above:  # symbolic links are followed, as group folders are often links, but not in circles
         raise GudaError("folder-link-cycle", f"{folder} is a link to a folder above it; remove the link")
