@@ -23,7 +23,7 @@ def figures(*command: str) -> dict[str, float]:
 
 
 def test_generated_bad_inputs_are_refused_in_one_line_and_write_nothing() -> None:
-    found = figures("tools/fuzz.py", "--corpus", "--inputs", "40")
+    found = figures("tools/fuzz.py", "--corpus", "--inputs", "40", "--jobs", "2")
     assert found["fuzz_inputs"] >= 40
     assert found["fuzz_refused"] >= 20
     faults = ("tracebacks", "hangs", "wrong_success", "partial", "untidy")
