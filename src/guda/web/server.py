@@ -121,7 +121,7 @@ def _ended_by_signals(server: Any) -> Iterator[None]:
         server.should_exit = True
 
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Windows; nohup
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, leave)
     try:
         yield

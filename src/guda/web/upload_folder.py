@@ -7,7 +7,6 @@ then is refused. A picture that was asked about is a query set of the run by the
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 PREFIX = "guda-web-"
 
@@ -117,15 +117,25 @@ def upload_folder(most: int, parent: Path | None = None) -> Iterator[UploadFolde
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as name:
         path = Path(name).resolve()
         with open(path / LOCK, "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock)
             yield UploadFolder(path, most)
+
+
+def _lock(file: IO[str]) -> bool:
+    """Hold a lock that dies with this process; OSError if another process does, False where there are none."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return False
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
 
 
 def remove_abandoned(parent: Path) -> None:
     for path in parent.glob(f"{PREFIX}*"):
         try:
             with open(path / LOCK, "r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                if _lock(lock):
+                    shutil.rmtree(path, ignore_errors=True)
         except OSError:  # another server's, or another user's
             continue
