@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check clean
+.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-emoji bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,11 @@ demo: install ## Run the whole method on the digits; writes runs/demo/report.htm
 test: install ## Run the fast tests
 	$(PYTEST) -m "not slow and not e2e" -n 2
 
+test-lowest: ## Run the fast tests with the oldest versions that pyproject.toml allows (.venv-lowest; not part of CI)
+	test -x .venv-lowest/bin/pip || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install -c constraints-lowest.txt -e '.[dev]' -e benchmarks/sources
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 .venv-lowest/bin/pytest -m "not slow and not e2e" -n 2
+
 test-slow: $(E2E) ## Run the tests that take minutes
 	$(call pytest-if-any,slow)
 
@@ -56,6 +61,12 @@ bench-baselines: install ## Measure every baseline against LOGO, and the featuri
 
 bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (an hour from nothing; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/emoji.py
+
+bench-hardening: install ## Bad inputs, kills, full disks and two drivers against the command line (an hour; docs/reliability.md)
+	$(BIN)/python tools/fuzz.py --corpus --inputs 2000 --jobs 2 --write
+	$(BIN)/python tools/kill.py --kills 100 --write
+	$(BIN)/python tools/invariance.py --write
+	$(BIN)/python tools/flood.py | $(BIN)/python tools/hardening.py flood
 
 bench-house: install ## Measure the code's size, what a reader walks through, and the memory of guda.attribute (ten minutes)
 	$(BIN)/python benchmarks/house.py --label after

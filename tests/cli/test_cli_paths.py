@@ -25,6 +25,7 @@ from tinyrun import (
 
 import guda as package
 from guda.scoring.scores import Scores
+from programs import Programs
 from waiting import LIMIT, wait_for
 
 
@@ -83,10 +84,11 @@ def test_own_pictures_and_own_model(guda: Guda, tmp_path: Path) -> None:
     recipe["scoring"] = {"strata": 4, "rounds": 2, "block": 16, "shard": 4}
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
 
-    fitted = guda("fit", run, "--method", "retrack", "--set", "steps=2", "--workers", "1")
+    assert guda("set", run, "methods.retrack.steps=2").code == 0
+    fitted = guda("fit", run, "--method", "retrack", "--workers", "1")
     assert fitted.code == 0, fitted.err
     assert "Fitted retrack (3 tasks run)." in fitted.out
-    again = program("fit", run, "--method", "retrack", "--set", "steps=2", "--json")
+    again = program("fit", run, "--method", "retrack", "--json")
     assert as_json(again) == {"methods": ["retrack"], "tasks_run": 0, "warnings": []}
     assert "Traceback" not in again.err
 
@@ -156,22 +158,18 @@ def test_demo_goes_on_from_a_folder_of_its_own_recipe_only(guda: Guda, tmp_path:
     assert "differs: found" in answer.err
 
 
-def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
+def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path, launch: Programs) -> None:
     from guda import steps
 
     root = tmp_path / "run"
     steps.init(root, tiny(digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000}))
-    process = subprocess.Popen(
-        [PROGRAM, "train", str(root), "--workers", "1", "--json"], text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        # what a shell starts in the background ignores Ctrl-C, and so would its grandchildren
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    command = [PROGRAM, "train", str(root), "--workers", "1", "--json"]
+    process = launch(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def heartbeats() -> list[Path]:
         return [p for p in (root / "progress").glob("*.json") if not p.name.startswith(".")]  # not half-written ones
 
-    wait_for(heartbeats, "a heartbeat")
+    wait_for(lambda: heartbeats() or process.poll() is not None, "a heartbeat")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the driver and its workers
     out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 130

@@ -18,6 +18,7 @@ from guda import __version__
 from guda.cli import artifacts, experiments, results, runs, scores
 from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
+from guda.files import write_error
 
 app = typer.Typer(
     name="guda",
@@ -53,11 +54,11 @@ def _root(
 
 
 for _command in (
-    runs.demo, runs.init, runs.train, runs.fit, runs.sample, scores.score, scores.evaluate, scores.sanity,
+    runs.demo, runs.init, runs.train, runs.fit, runs.sample, runs.set_, scores.score, scores.evaluate, scores.sanity,
     scores.calibrate,
     scores.health, scores.likelihood, runs.plan, results.report, runs.status, runs.methods, results.figure,
 ):  # fmt: skip
-    app.command()(_command)
+    app.command(name=_command.__name__.rstrip("_"))(_command)
 
 app.add_typer(artifacts.bank, name="bank")
 
@@ -77,6 +78,13 @@ def _publish() -> None:
         push_all()
 
 
+def _refused(error: OSError | MemoryError) -> GudaError | None:
+    """What the machine cannot do, where nothing closer to the cause has put it into words."""
+    if isinstance(error, MemoryError):
+        return GudaError("memory-exhausted", "out of memory; use smaller images, batches or models")
+    return write_error(error, getattr(error, "filename", None) or "a file")
+
+
 def main() -> None:
     try:
         with nullcontext() if distributed.is_main() else redirect_stdout(io.StringIO()):  # results are printed once
@@ -90,7 +98,13 @@ def main() -> None:
         if distributed.is_main() or isinstance(e, OneProcess):
             print(e.line, file=sys.stderr, flush=True)
         distributed.leave(2)
-    except Exception:
+    except BrokenPipeError:  # of `guda ... | head`
+        sys.stdout = None  # or the interpreter would try to flush it once more
+        distributed.leave(1)
+    except Exception as e:
+        if isinstance(e, OSError | MemoryError) and (refused := _refused(e)) is not None:
+            print(refused.line, file=sys.stderr, flush=True)
+            distributed.leave(2)
         if distributed.world_size() == 1:
             raise
         traceback.print_exc()

@@ -310,6 +310,7 @@ def _sweep(sweep: Ablation, name: str, sketch: Sketch, value: dict[str, Any]) ->
     if not cls.unlearns:
         return Budget(what, None)
     base = sketch.recipe.methods.get(sweep.method, {}) if sweep.base == "recipe" else sweep.base
+    base = base | sweep.settings
     total = 0.0
     for axis, v in cells:
         if axis == EPOCHS and EPOCHS not in cls.Config.model_fields:

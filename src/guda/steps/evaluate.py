@@ -33,9 +33,9 @@ from guda.steps.calibrate import calibrate
 from guda.steps.calibration import calibration_state
 from guda.steps.fit import Engine, fit_tasks, ready
 from guda.steps.health import health
-from guda.steps.init import change_scoring
 from guda.steps.queries import tuned_on
 from guda.steps.score import parse_bands, placebo_null, publish, score, scored_methods, scores_folder, up_to_date
+from guda.steps.settings import override
 
 
 def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> DatasetEntry:
@@ -82,7 +82,7 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
         write_json(scores_folder(run, name, bands.slug) / "evaluation.json", value)
         return entry
     write_json(scores_folder(run, name) / "evaluation.json", value)
-    if own:
+    if own and not run.changes:
         write_json(run.path("evaluation.json"), value)
     return entry
 
@@ -216,15 +216,21 @@ def _checked(run: Run, name: str) -> tuple[Queries, ElboMethod, list[Method]]:
         known = ", ".join(METHODS)
         raise GudaError("method-unknown", f"evaluation.reference = {config.reference!r} is no method; known: {known}")
     queries = load_queries(run, name)
-    methods = [get_method(run, m) for m in scored_methods(run, name) if m != config.against]
+    names = scored_methods(run, name)
+    if run.changes:  # what the recipe's settings have scored may be there by these as well
+        own = scored_methods(Run(run.root, run.info, run.address), name)
+        names += [m for m in own if m not in names and up_to_date(run, queries, get_method(run, m))]
+    methods = [get_method(run, m) for m in names if m != config.against]
     for found in [oracle, *methods]:
         # settings may have been edited since: only terms under the present settings' names count
         if not up_to_date(run, queries, found):
             m = found.method_id
+            why = f"methods are compared with {m}, and there are no" if found.oracle else f"there are no {m}"
+            fit = "" if found.fitted() else f"guda fit {run.root} --method {m} && "
             raise GudaError(
                 "scores-missing",
-                f"no {m} scores of {name!r} by the recipe's present settings; run: guda fit {run.root} --method {m}, "
-                f"then guda score {run.root} --queries {name} --method {m}",
+                f"{why} scores of {name!r} by the recipe's present settings; run: "
+                f"{fit}guda score {run.root} --queries {name} --method {m}",
             )
     return queries, oracle, methods
 
@@ -255,9 +261,8 @@ def pipeline(run: Run, engine: Engine) -> DatasetEntry:
     return evaluate(run, name)
 
 
-# ---- Under another estimand, beside the run's own: path divergence, in excess of the average picture. Tasks read the
-# recipe from the run folder, so its scoring section is changed while they run and restored afterwards. The scores and
-# their evaluation go to folders of their own; the run's evaluation.json stays.
+# ---- Under another estimand, beside the run's own: path divergence, in excess of the average picture. The
+# scores and their evaluation go to folders of their own; the recipe and the run's evaluation.json stay.
 OTHER = {"estimand": "path", "excess": True, "drift": "keep"}
 
 FOLDER = "path-excess"
@@ -271,13 +276,9 @@ def path_methods(run: Run) -> list[str]:
 
 def evaluate_by_path(run: Run, name: str, engine: Engine) -> DatasetEntry:
     """Score one query set under the other estimand, by the same methods, and compare with the oracle's own."""
-    before = run.recipe
-    change_scoring(run, **OTHER)
-    try:
-        score(run, name, path_methods(run), engine)
-        return evaluate(run, name, own=False)
-    finally:
-        run.update(before)
+    other = override(run, scoring=OTHER)
+    score(other, name, path_methods(other), engine)
+    return evaluate(other, name, own=False)
 
 
 def path_evaluation(run: Run, name: str) -> Path:

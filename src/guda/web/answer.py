@@ -186,3 +186,10 @@ def _pictures(data: ImageData, group: str) -> list[str]:
 @lru_cache(maxsize=1024)
 def _exemplars(data: ImageData, group: int) -> list[str]:
     return [data_uri(data.images[i], EXEMPLAR) for i in data.groups.members(group)[:EXEMPLARS]]
+
+
+def html(value: str, **options: Any) -> Any:
+    """A place for what guda draws, which brings its own style (app.py)."""
+    import gradio as gr
+
+    return gr.HTML(value, apply_default_css=False, **options)

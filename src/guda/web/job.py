@@ -5,8 +5,6 @@ A Snapshot is what is known of the picture at one moment of a race, or at its en
 
 from __future__ import annotations
 
-import csv
-import io
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from guda.errors import GudaError
 from guda.report.cards import MethodView
 from guda.scoring.reading import Verdict
 from guda.scoring.scores import Scores
+from guda.table import csv_text
 
 FULL = "full"  # what an address calls scores by the recipe's rounds
 
@@ -122,13 +121,9 @@ def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
 
 def to_csv(value: dict[str, Any]) -> str:
     """The groups of `to_json`, one line each, with what they are groups of."""
-    out = io.StringIO()
     about = ("result", "picture", "method", "rule", "unit")
     rows = [{key: value[key] for key in about} | group for group in value["groups"]]
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return csv_text([list(rows[0]), *(row.values() for row in rows)])
 
 
 class Job:
