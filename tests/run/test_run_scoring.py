@@ -26,6 +26,7 @@ from guda.run.run import Run
 from guda.scoring import pilot, scorer
 from guda.scoring.scores import Scores
 from guda.scoring.settings import OutOfMemory, Settings, candidates
+from guda.scoring.verdict import RACED
 from guda.unlearning.bank import Bank
 from refusals import refused
 
@@ -143,6 +144,9 @@ def test_a_race_is_replayed_after_an_interruption_byte_by_byte(run: Run, tmp_pat
 
     scores = Scores.read(steps.scores_path(run, SET, "retrack", RULE))
     assert f"raced to {RULE}" in scores.estimand
+    for said in scores.verdict().values():
+        assert said.note == RACED
+        assert RACED in said.text
     per_group = np.asarray(scores.n_evals)
     each = 2 * run_plan(run).evals_per_round
     assert (per_group % each == 0).all()

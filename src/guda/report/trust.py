@@ -108,6 +108,8 @@ def sentences(entry: DatasetEntry, method: str) -> list[str]:
             f"{method} ranks the same group first as real retraining for {share(found.metrics[METRIC])} "
             f"of the {entry.n_queries:,} pictures."
         )
+        if (own := answered(entry, method)) is not None:
+            said[-1] += f" Of those that get an answer ({entry.figures['answered']:,.0f}) for {share(own)}."
     top = ceiling(entry)
     if top is not None:
         said.append(
@@ -120,6 +122,12 @@ def sentences(entry: DatasetEntry, method: str) -> list[str]:
     if guess is not None:
         said.append(f"Guessing would be right for {percent(guess)}.")
     return said
+
+
+def answered(entry: DatasetEntry, method: str) -> Figure | None:
+    """Top-1 without foreign pictures, for which no group is named; None where there were none."""
+    f, name = entry.figures, f"top1_answered.{method}"
+    return Figure(mean=f[name], lo=f[f"{name}.lo"], hi=f[f"{name}.hi"]) if name in f else None
 
 
 def agreed(share: Share) -> str:

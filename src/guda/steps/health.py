@@ -8,6 +8,7 @@ from guda.errors import GudaError
 from guda.methods.base import get_method
 from guda.methods.health import Health, check_health, measure_health, read_health, write_health
 from guda.methods.reference import reference, reference_tasks
+from guda.methods.trained import trained
 from guda.run.models import training_warning
 from guda.run.run import Run
 from guda.run.task import Task
@@ -49,7 +50,10 @@ def health(run: Run, methods: Sequence[str], engine: Engine, n: int | None = Non
 
 
 def warnings(run: Run, methods: Sequence[str] = ()) -> list[str]:
-    """What should be read before any score is: a model that is still learning, counterfactuals that are not sound."""
+    """What should be read before any score is: a model that is still learning or has not learned, counterfactuals that
+    are not sound."""
     found = [get_method(run, m) for m in methods]
     measured = [h for m in found if m.counterfactuals and m.ranks_groups and (h := read_health(run, m)) is not None]
-    return [line for line in (training_warning(run), *(h.unsound() for h in measured)) if line]
+    learned = trained(run)
+    lines = [training_warning(run), None if learned is None else learned.text, *(h.unsound() for h in measured)]
+    return [line for line in lines if line]

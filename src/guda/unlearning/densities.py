@@ -11,7 +11,11 @@ densities:
 
     ImageDensity      the training images themselves, optionally widened by `bandwidth` (a kernel density): what a
                       network that memorised would do. At low noise one image takes all the weight.
-    GaussianDensity   a few Gaussians per group (gaussians.py): what a network that generalises does at low noise.
+    GaussianDensity   a few Gaussians per group: what a network that generalises does at low noise.
+
+Any other set of images R is removed the same way from the images. A Gaussian that lost some of its images is fitted
+again to those that are left, with the same assignment of images to Gaussians and the same pooled covariance
+(GaussianRemoval); one that lost them all is dropped. Where R is a group of a partition, that is the group's own change.
 """
 
 from __future__ import annotations
@@ -29,10 +33,19 @@ from guda.errors import GudaError
 CHUNK = 8192  # images converted to float64 at a time
 
 
-class Density(ABC):
+class Removal(ABC):
+    """How the optimal denoiser changes when images are removed."""
+
+    schedule: Schedule
+
+    @abstractmethod
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """By how much the posterior mean of x_0 moves without each of G sets of images, [G, *x_t.shape]."""
+
+
+class Density(Removal):
     owner: torch.Tensor  # int64 [M]: the atom of each component
     made_of: torch.Tensor  # bool [atoms, groups]
-    schedule: Schedule
 
     @abstractmethod
     def components(self, flat: torch.Tensor, a: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,12 +131,13 @@ LARGEST = 4096  # dims; a component keeps its eigenvectors, dims^2 numbers
 
 def fit_gaussians(
     x0: np.ndarray, labels: np.ndarray, components: int, shrink: float, floor: float, seed: int,
-    homes: np.ndarray | None = None,
+    homes: np.ndarray | None = None, removed: np.ndarray | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Means, eigenvectors, eigenvalues, log shares and owners, as named tensors for a safetensors file.
 
     `labels`: the atom of each image; `homes`: the group it is counted under, default its atom. "gaussian": which of the
-    Gaussians each component is, where some share one."""
+    Gaussians each component is, where some share one. `removed`: images (numbers) that Gaussians are fitted without;
+    which images are in which Gaussian, and the covariance that all share, are still those of all images."""
     flat = np.asarray(x0, np.float64).reshape(len(x0), -1)
     if flat.shape[1] > LARGEST:
         raise GudaError(
@@ -132,7 +146,7 @@ def fit_gaussians(
         )
     homes = labels if homes is None else homes
     parts: list[np.ndarray] = []  # of the images, one per Gaussian
-    own: list[tuple[int, int, int]] = []  # components: (owner, Gaussian, images)
+    own: list[tuple[int, int, np.ndarray]] = []  # components: (owner, Gaussian, images)
     lent: dict[int, int] = {}  # home -> the Gaussian of all its images
     for k in range(int(labels.max()) + 1):
         members = np.flatnonzero(labels == k)
@@ -141,12 +155,14 @@ def fit_gaussians(
             if (number := int(homes[members[0]])) not in lent:
                 lent[number] = len(parts)
                 parts.append(home)
-            own.append((k, lent[number], len(members)))
+            own.append((k, lent[number], members))
         else:
             for p in _clusters(flat, members, components, seed):
-                own.append((k, len(parts), len(p)))
+                own.append((k, len(parts), p))
                 parts.append(p)
     pooled = sum(_scatter(flat[p]) for p in parts) / sum(map(len, parts))
+    if removed is not None:
+        parts, own = _without(parts, own, removed)
     mu, vectors, values = [], [], []
     for p in parts:
         covariance = (1 - shrink) * _scatter(flat[p]) / len(p) + shrink * pooled + floor * np.eye(flat.shape[1])
@@ -158,10 +174,20 @@ def fit_gaussians(
         "mean": torch.from_numpy(np.stack(mu).astype(np.float32)),
         "vectors": torch.from_numpy(np.stack(vectors).astype(np.float32)),
         "values": torch.from_numpy(np.stack(values)),
-        "log_share": torch.from_numpy(np.log([n / len(flat) for _, _, n in own])),
+        "log_share": torch.from_numpy(np.log([len(members) / len(flat) for _, _, members in own])),
         "owner": torch.from_numpy(np.array([owner for owner, _, _ in own])),
         **({"gaussian": torch.from_numpy(np.array([g for _, g, _ in own]))} if lent else {}),
     }
+
+
+def _without(
+    parts: list[np.ndarray], own: list[tuple[int, int, np.ndarray]], removed: np.ndarray
+) -> tuple[list[np.ndarray], list[tuple[int, int, np.ndarray]]]:
+    """Gaussians and components less some images; those without any image are dropped."""
+    left = [np.setdiff1d(p, removed) for p in parts]
+    number = np.cumsum([len(p) > 0 for p in left]) - 1
+    kept = [(owner, int(number[g]), np.setdiff1d(members, removed)) for owner, g, members in own]
+    return [p for p in left if len(p)], [c for c in kept if len(c[2])]
 
 
 def _scatter(x: np.ndarray) -> np.ndarray:
@@ -201,3 +227,20 @@ class GaussianDensity(Density):
         if self.gaussian is not None:
             logs, found = logs[:, self.gaussian], found[self.gaussian]
         return self.log_share + logs, found
+
+    def posterior_mean(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """Of x_0 given x_t, [B, D]."""
+        flat = x_t.flatten(1)
+        log_w, means = self.components(flat, *self.schedule.coefficients(t, flat.double()))
+        return torch.einsum("bm,mbd->bd", log_w.softmax(dim=1).to(means), means)
+
+
+class GaussianRemoval(Removal):
+    """From the density of all images to that of those that are left."""
+
+    def __init__(self, every: GaussianDensity, left: GaussianDensity) -> None:
+        self.every, self.left, self.schedule = every, left, every.schedule
+
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        found = self.left.posterior_mean(x_t, t) - self.every.posterior_mean(x_t, t)
+        return found.reshape(1, *x_t.shape).to(x_t.dtype)

@@ -5,6 +5,7 @@
 or, in eps, eps_full + (a/s)(m_full - m_-k): the posterior shift (operators/shift.py), added at scoring time instead of
 being trained into a network. One evaluation of the full model and of the density serves every group. One safetensors
 file holds the rule of all groups; a density of the images themselves holds no numbers, they are read from the run.
+The rule of any other set of images is a file of its own, which has one member, number 0.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from pydantic import Field, ValidationError
 
@@ -24,8 +26,12 @@ from guda.diffusion.denoiser import Denoiser, weights_digest
 from guda.errors import GudaError, Mismatch
 from guda.files import digest, read_tensors, write_tensors
 from guda.unlearning.bank import Bank, Counterfactual
-from guda.unlearning.densities import Density, GaussianDensity, ImageDensity, fit_gaussians
+from guda.unlearning.densities import GaussianDensity, GaussianRemoval, ImageDensity, Removal, fit_gaussians
 from guda.unlearning.unlearn import window_range
+
+RULE = "rule.safetensors"  # every rule's file is called so
+
+LEFT = "left."  # begins the names of tensors of what is left once images are removed
 
 
 class RuleConfig(Config):
@@ -51,21 +57,34 @@ def refuse_conditional(base: Denoiser) -> None:
         )
 
 
-def fit_rule(base: Denoiser, data: ImageData, config: RuleConfig) -> dict[str, torch.Tensor]:
-    """What the rule's file holds."""
+def fit_rule(
+    base: Denoiser, data: ImageData, config: RuleConfig, removed: np.ndarray | None = None
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """What the rule's file holds. `removed`: images (numbers) that are taken out instead of the data's groups."""
     refuse_conditional(base)
+    which = {} if removed is None else {"removed": torch.from_numpy(np.asarray(removed, np.int64))}
     if config.density == "images":
-        return {"groups": torch.arange(len(data.groups))}
+        return which or {"groups": torch.arange(len(data.groups))}
     x0 = base.encode(data.images).numpy()
-    atoms, homes = data.groups.atoms[0], data.groups.homes
-    return fit_gaussians(x0, atoms, config.components, config.shrink, config.floor, config.seed, homes)
+    settings = (data.groups.atoms[0], config.components, config.shrink, config.floor, config.seed, data.groups.homes)
+    every = fit_gaussians(x0, *settings)
+    left = {} if removed is None else fit_gaussians(x0, *settings, removed)
+    return every | {LEFT + name: value for name, value in left.items()} | which
 
 
-def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Density:
+def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Removal:
     labels, made_of = (torch.from_numpy(found).to(base.device) for found in data.groups.atoms)
+    removed = tensors.get("removed")
     if config.density == "gaussians":
-        return GaussianDensity(tensors, base.schedule, base.device, made_of)
+        every = GaussianDensity(tensors, base.schedule, base.device, made_of)
+        if removed is None:
+            return every
+        left = {name.removeprefix(LEFT): value for name, value in tensors.items() if name.startswith(LEFT)}
+        return GaussianRemoval(every, GaussianDensity(left, base.schedule, base.device, made_of))
     x0 = base.encode(data.images).to(base.device)
+    if removed is not None:  # two atoms, of which the first is a group
+        labels = torch.ones_like(labels).index_fill_(0, removed.to(base.device), 0)
+        made_of = torch.tensor([[True], [False]], device=base.device)
     return ImageDensity(x0, labels, base.schedule, config.bandwidth, made_of)
 
 
@@ -74,9 +93,13 @@ def _identity(header: dict[str, str], tensors: dict[str, torch.Tensor]) -> str:
     return digest([plain, weights_digest(tensors)], 64)
 
 
-def save_rule(path: Path, base: str, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> None:
-    """One file for all groups; `base`: digest of the model whose predictions it moves."""
+def save_rule(
+    path: Path, base: str, config: RuleConfig, tensors: dict[str, torch.Tensor], group: str | None = None
+) -> None:  # fmt: skip
+    """One file for all groups, or for one that is not the data's own; `base`: digest of the model whose predictions it
+    moves."""
     header = {"kind": "rule", "method": "posterior", "base": base, "config": config.model_dump_json()}
+    header |= {} if group is None else {"group": group}
     write_tensors(path, tensors, header | {"digest": _identity(header, tensors)})
 
 
@@ -93,19 +116,23 @@ def read_rule(path: Path, base: Denoiser, known: str, data: ImageData) -> Rule:
         raise Mismatch("rule-damaged", f"{path} is damaged: digest", actual, header.get("digest"), fix)
     if found != known:
         raise Mismatch("base-model-mismatch", f"{path}: base model", found, known, fix)
+    removed = tensors.get("removed")
+    if removed is not None and (len(removed) == 0 or not 0 <= int(removed.min()) <= int(removed.max()) < len(data.ids)):
+        raise GudaError("rule-damaged", f"{path} is damaged: it removes images that the data do not have; {fix}")
     try:
         density = make_density(base, data, config, tensors)
     except KeyError as e:
         raise GudaError("rule-damaged", f"{path} is damaged: it holds no {e}; {fix}") from None
-    if (n := int(density.owner.max()) + 1) != len(density.made_of):
-        raise Mismatch("rule-groups-mismatch", f"{path}: groups", n, len(density.made_of), fix)
+    every = density.every if isinstance(density, GaussianRemoval) else density
+    if isinstance(every, GaussianDensity) and (n := int(every.owner.max()) + 1) != len(every.made_of):
+        raise Mismatch("rule-groups-mismatch", f"{path}: groups", n, len(every.made_of), fix)
     return Rule(density, config.window)
 
 
 class Rule:
     """The change of every group at x_t, zero outside the window."""
 
-    def __init__(self, density: Density, window: tuple[float, float]) -> None:
+    def __init__(self, density: Removal, window: tuple[float, float]) -> None:
         self.density = density
         self.times = window_range(window, density.schedule.T)
 

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from guda.errors import GudaError
+from guda.scoring.verdict import RACED
 from guda.web import answer
 from guda.web.ask import LOOK, html, looks, question, rule_of, upload
-from guda.web.job import RACED, Job, Snapshot, caveat
+from guda.web.job import Job, Snapshot
 from guda.web.results import words
 from guda.web.service import Service
 from guda.web.uploads import Full
@@ -56,10 +57,10 @@ def batch_tab(service: Service) -> None:
                     last = last if isinstance(shot, int) else shot
                 assert last is not None
                 rows.append((answer.link(last), line(service, name, last)))
-                raced |= bool(caveat(last, service.view(last).verdicts[0]))
+                raced |= service.view(last).verdicts[0].note == RACED
             except GudaError as e:
                 rows.append(("", (name, f"not accepted: {e}", "", "", "", "")))
-        yield words("Answers", HEADER, rows, f"All {len(files)} done.{f' {RACED}' if raced else ''}")
+        yield words("Answers", HEADER, rows, f"All {len(files)} done.{f' Answers {RACED}.' if raced else ''}")
 
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=300):
