@@ -31,6 +31,8 @@ sanity.E.M, sanity_claims.E.M    held-out real pictures: own group first; own gr
 sanity_claimed.E.M               share of them for which one does
 attributable.E.A                 groups with answer A (attributable, pool, below_noise) by the first three LOGO seeds
 attributable.E.reliability       mean over groups of the reliability of one retraining
+trained.skill, trained.unlike    is the model trained enough: its skill on noised training images, and the share of its
+                                 samples that are unlike the data (scoring/trained.py)
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ from guda.evaluation.results import DatasetEntry, read_results, write_results
 from guda.methods.base import get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_queries
+from guda.methods.trained import trained
 from guda.run.data import load_data, scored_groups
 from guda.run.recipe import Recipe, builtin_recipe
 from guda.run.run import Run
@@ -326,6 +329,10 @@ def measure(run: Run, name: str, root: Path, engine: Engine) -> DatasetEntry:
         if name == "fashion-mnist":
             every = load_fashion(run.recipe.data.size)
             figures |= held_out(run, held_out_folder(run, root / "fashion-mnist-held-out", every, 20), engine)
+    learned = trained(run)
+    assert learned is not None
+    known = {"trained.skill": learned.skill, "trained.unlike": learned.unlike}
+    figures |= {n: value for n, value in known.items() if value is not None}
     return DatasetEntry(
         n_queries=load_queries(run, queries).n, n_groups=len(scored_groups(run)),
         seeds=list(get_method(run, "logo").config.seeds), ceiling=None, methods={}, figures=figures,

@@ -100,6 +100,11 @@ def markdown(datasets: Mapping[str, DatasetEntry]) -> str:
           cell(e.figures, f"attributable.{kind}.reliability")]
          for n, e in datasets.items() for kind, words in KINDS.items() if f"attributable.{kind}.pool" in e.figures],
     )  # fmt: skip
+    lines += table(
+        ["data set", "skill of the model", "samples unlike the data"],
+        [[n, *(cell(e.figures, f"trained.{k}") for k in ("skill", "unlike"))]
+         for n, e in datasets.items() if "trained.skill" in e.figures],
+    )  # fmt: skip
     return "\n".join(lines)
 
 

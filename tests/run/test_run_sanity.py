@@ -126,7 +126,7 @@ def test_text_to_image_runs_ask_with_the_prompts_of_the_folder(tmp_path: Path) -
             image[4 * i : 4 * i + 4, :, s] += 150
             Image.fromarray(image.astype(np.uint8)).save(heldout / style / f"{i}.png")
             rows.append({"file_name": f"{style}/{i}.png", "prompt": f"An artwork of {OBJECTS[i]}"})
-    with refused("prompts-missing"):
+    with refused("prompts-required"):
         steps.sanity(run, heldout, Inline())
     (heldout / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     steps.calibrate(run, Inline(), ["anchors-uniform"], 20)

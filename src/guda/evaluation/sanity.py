@@ -116,8 +116,9 @@ def table(found: Sanity) -> Table:
     n = sum(found.pictures.values())
     note = (
         "Right first: the picture's own group is ranked first. Stands out, first > 95 %: the same for pictures where a "
-        "group stands out, or has a probability of being first above 95 %. In its set: pictures whose calibrated answer "
-        "set contains their own group. Brackets: binomial 95 % intervals over pictures, given these models. These pictures are real and were not trained on: no training image caused them, but a method "
+        "group stands out, or has a probability of being first above 95 %. In its set: pictures whose calibrated "
+        "answer set contains their own group. Brackets: binomial 95 % intervals over pictures, given these models. "
+        "These pictures are real and were not trained on: no training image caused them, but a method "
         f"should still recognise their group. Estimand: {found.estimand}."
     )
     return Table.of(f"{n} held-out pictures of known groups ({found.queries})", columns, rows, note, "sanity")

@@ -10,18 +10,19 @@ every network beats, a random one too; so low noise is shown but decides nothing
 
     skill = (E_mean - E_network) / (E_mean - E_posterior)      1: as good as the other images together; 0: as the mean
 
-A trained network is near 1 or above, because it generalises. Below 1/2, by two standard errors over images, it is nearer
-to the mean image than to what the data say: `knows-little`. That the images were trained on can only raise the skill,
-and so can fewer images in the posterior: no warning is not a proof.
+A trained network is near 1 or above, because it generalises. Below 1/2, by two standard errors over images, it is
+nearer to the mean image than to what the data say: `knows-little`. That the images were trained on can only raise the
+skill, and so can fewer images in the posterior: no warning is not a proof.
 
 Samples are compared with training images by the test that finds foreign pictures (typical.py), but with the errors of
 the posterior in place of the network's: a bad network knows its own samples best. A sample is unlike the data if
-p < 0.05 and its errors are above the median of the images (below it, it repeats them). Where most samples are, the model
-does not make such pictures: `samples-unlike-data`.
+p < 0.05 and its errors are above the median of the images (below it, it repeats them). Where most samples are, the
+model does not make pictures like its data: `samples-unlike-data`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,14 +79,16 @@ class Trained(Config):
     @property
     def text(self) -> str | None:
         """One line; None where there is no reason to warn."""
-        told = {
-            "knows-little": "at high noise it predicts training images worse than halfway between their mean and what the "
-            f"other images show (skill {0.0 if self.skill is None else self.skill:.2g}; trained models have about 1)",
-            "samples-unlike-data": f"{0.0 if self.unlike is None else self.unlike:.0%} of its samples are unlike the data",
+        skill, unlike = self.skill or 0.0, self.unlike or 0.0
+        told: dict[Problem, str] = {
+            "knows-little": "on noised training images it is nearer to their mean than to what the other images show "
+            f"(skill {skill:.2g}; trained models have about 1)",
+            "samples-unlike-data": f"{100 * unlike:.0f} % of its samples are unlike the training images",
         }
         if not self.problems:
             return None
-        return f"the model does not seem to be trained: {'; '.join(told[p] for p in self.problems)}; do not believe its scores"
+        why = "; ".join(told[p] for p in self.problems)
+        return f"the model does not seem to be trained: {why}; train it before you believe its scores"
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,8 @@ def how_trained(
 
 
 def posterior_errors(posterior: Posterior, draws: Draws, own: np.ndarray | None = None) -> np.ndarray:
-    """||eps - eps_hat||^2 [Q, S] of the optimal denoiser over its images; `own` [Q]: less this one, for each picture."""
+    """||eps - eps_hat||^2 [Q, S] of the optimal denoiser over its images; `own` [Q]: the image that a picture is, which
+    is left out of them."""
     which = None if own is None else torch.from_numpy(np.asarray(own, np.int64))
 
     def mean(x_t: torch.Tensor, t: torch.Tensor, picture: torch.Tensor) -> torch.Tensor:
@@ -131,7 +135,10 @@ def posterior_errors(posterior: Posterior, draws: Draws, own: np.ndarray | None 
     return _errors(draws, mean, posterior)
 
 
-def _errors(draws: Draws, x0_hat, of: Denoiser | Posterior) -> np.ndarray:  # type: ignore[no-untyped-def]
+Predictor = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _errors(draws: Draws, x0_hat: Predictor, of: Denoiser | Posterior) -> np.ndarray:
     """[Q, S] of a denoiser (x_t, t, picture) -> x_0, the mean over the halves of a draw."""
     q, s, halves = draws.eps.shape[:3]
     eps, x_t = draws.eps.flatten(0, 2), draws.x_t.flatten(0, 2)
@@ -161,10 +168,10 @@ def _bands(rows: _Rows, plan: Plan, denoiser: Denoiser) -> list[Band]:
     for low, high in zip(plan.edges[:-1], plan.edges[1:], strict=True):
         inside = (rows.t >= low) & (rows.t < high) & ~denoiser.schedule.zero_snr[rows.t]
         if inside.any():
-            means = (float(e[inside].mean()) / size for e in (rows.network, rows.posterior, rows.mean_image))
-            found.append(
-                Band(low=low, high=high, **dict(zip(("network", "posterior", "mean_image"), means, strict=True)))
+            network, posterior, mean = (
+                float(e[inside].mean()) / size for e in (rows.network, rows.posterior, rows.mean_image)
             )
+            found.append(Band(low=low, high=high, network=network, posterior=posterior, mean_image=mean))
     return found
 
 

@@ -129,8 +129,8 @@ def _answered(run: Run, gold: np.ndarray, scores: dict[str, Scores]) -> tuple[di
         figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
     told = ", ".join(f"{m} {figure.mean:.1%}".replace("%", " %") for m, figure in rows.items())
     return figures, [
-        f"The table counts all {len(kept)} pictures, also {len(kept) - int(kept.sum())} that the model does not make and "
-        f"that get no answer. Top-1 on the other {int(kept.sum())}: {told}."
+        f"The table counts all {len(kept)} pictures, also {len(kept) - int(kept.sum())} foreign ones, which get no "
+        f"answer. Top-1 on the other {int(kept.sum())}: {told}."
     ]
 
 
