@@ -24,8 +24,8 @@ from tinyrun import (
 )
 
 import guda as package
+from guda.scoring.reading import RACED
 from guda.scoring.scores import Scores
-from guda.scoring.verdict import RACED
 from waiting import LIMIT, wait_for
 
 

@@ -10,10 +10,10 @@ import torch
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler
+from guda.scoring.plan import typical_plan
 from guda.scoring.terms import make_draws, squared_errors
 from guda.scoring.trained import PICTURES, how_trained, posterior_errors
-from guda.scoring.typical import typical_plan
-from guda.unlearning.posterior import Posterior
+from guda.unlearning.operators.retrack import Posterior
 
 SIZE = 4
 

@@ -14,7 +14,7 @@ A trained network is near 1 or above, because it generalises. Below 1/2, by two 
 nearer to the mean image than to what the data say: `knows-little`. That the images were trained on can only raise the
 skill, and so can fewer images in the posterior: no warning is not a proof.
 
-Samples are compared with training images by the test that finds foreign pictures (typical.py), but with the errors of
+Samples are compared with training images by the test that finds foreign pictures (origin.py), but with the errors of
 the posterior in place of the network's: a bad network knows its own samples best. A sample is unlike the data if
 p < 0.05 and its errors are above the median of the images (below it, it repeats them). Where most samples are, the
 model does not make pictures like its data: `samples-unlike-data`.
@@ -32,11 +32,10 @@ from pydantic import Field, FiniteFloat
 
 from guda.config import Config
 from guda.diffusion.denoiser import Denoiser
-from guda.scoring.origin import FOREIGN
-from guda.scoring.plan import Plan
+from guda.scoring.origin import FOREIGN, Described, typical_p
+from guda.scoring.plan import Plan, typical_plan
 from guda.scoring.terms import Draws, kl, make_draws, squared_errors
-from guda.scoring.typical import Described, typical_p, typical_plan
-from guda.unlearning.posterior import Posterior
+from guda.unlearning.operators.retrack import Posterior
 
 PICTURES = 48  # training images, and at most as many samples
 
