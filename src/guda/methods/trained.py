@@ -6,13 +6,15 @@ models nothing is claimed.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 from pydantic import ValidationError
 
 from guda.config import Config
 from guda.diffusion.noise import generator
 from guda.diffusion.schedule import FlowSchedule
-from guda.errors import GudaError
+from guda.errors import GudaError, NotFinite
 from guda.files import digest, read_json, write_json
 from guda.methods.origin import own_samples
 from guda.run.data import load_data
@@ -47,8 +49,12 @@ def trained(run: Run) -> Trained | None:
     some = np.sort(generator("trained", data.digest).permutation(len(x0))[:IMAGES])
     own = generator("trained", len(some)).permutation(len(some))[:PICTURES]
     drawn = None if samples is None else model.encode(samples.images[:PICTURES]).float().cpu()
-    found = how_trained(model, x0[some], own, drawn, run.recipe.scoring.block)
-    write_json(path, _Kept(of=of, found=found).model_dump(mode="json"))
+    try:
+        found = how_trained(model, x0[some], own, drawn, run.recipe.scoring.block)
+    except NotFinite:
+        return None  # scoring refuses such a network by itself
+    with suppress(OSError, GudaError):  # a folder that cannot be written to has its answer all the same
+        write_json(path, _Kept(of=of, found=found).model_dump(mode="json"))
     return found
 
 

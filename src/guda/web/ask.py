@@ -18,7 +18,6 @@ from guda.scoring.race import StopRule
 from guda.scoring.reading import RACED
 from guda.web import answer
 from guda.web.job import Job, Snapshot
-from guda.web.results import words
 from guda.web.service import DEFAULT_RULE, Service
 from guda.web.uploads import Full
 
@@ -195,6 +194,8 @@ HEADER = ("picture", "answer", "first", "score", "95 % interval", "evaluations")
 
 def batch_tab(service: Service) -> None:
     import gradio as gr
+
+    from guda.web.results import words  # which imports this module
 
     async def ask(
         files: list[str] | None, prompts: str, choice: str, budget: float | None, own: str, method: str
