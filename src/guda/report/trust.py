@@ -152,7 +152,7 @@ def claim_sentence(share: Share) -> str:
     """Beside a claim on a card."""
     return (
         f"claims of this strength: retraining agreed for {agreed(share)} of {share.n:,} "
-        f"picture{'' if share.n == 1 else 's'}"
+        f"picture{'' if share.n == 1 else 's'}, given these models"
     )
 
 
