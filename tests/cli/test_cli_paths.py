@@ -24,6 +24,7 @@ from tinyrun import (
 )
 
 import guda as package
+from guda.scoring.reading import RACED
 from guda.scoring.scores import Scores
 from programs import Programs
 from waiting import LIMIT, wait_for
@@ -205,6 +206,7 @@ def test_plan_race_and_bands_from_the_command_line(guda: Guda, tmp_path: Path) -
     raced = as_json(guda("score", run, "-m", "retrack", "--stop", "budget=60", "--workers", 1, "--json"))
     assert "raced to budget=60" in raced["scores"]["retrack"]["estimand"]
     assert Path(raced["scores"]["retrack"]["path"]).is_file()
+    assert raced["scores"]["retrack"]["validation"] == RACED
     table = as_json(guda("evaluate", run, "--bands", "--json"))
     assert set(table["60:100"]) == {"ceiling", "retrack", "similarity-pixel"}
     assert "t in 60:100" in guda("evaluate", run, "--bands").out

@@ -83,7 +83,7 @@ def test_the_example_of_the_docs_runs(address: str, tmp_path: Path) -> None:
     assert isinstance(answer, dict)
     assert set(answer) == {
         "result", "picture", "prompt", "method", "unit", "sign", "estimand", "rule", "settled", "evaluations",
-        "caveat", "verdict", "origin", "placebo_floor", "groups",
+        "verdict", "origin", "placebo_floor", "groups",
     }  # fmt: skip
     documented = set(re.findall(r"`(\w+)`", DOCS.read_text().partition("A result:")[2]))
     assert set(answer) <= documented

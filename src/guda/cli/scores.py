@@ -88,7 +88,7 @@ def score(
             clear = int(null.clears(found).sum())
             lines.append(f"  {null.sentence(found.unit)};")
             lines.append(f"  the first group is above that for {clear} of {len(found.queries)} pictures")
-        notes[found.method] = found.validation or steps.calibration_note(folder, found.method, stop, band)
+        notes[found.method] = found.compared or steps.calibration_note(folder, found.method, band)
         lines.append(f"  {notes[found.method]}")
     come = next(iter(results.values())).origins
     told = origin.summary(load_queries(folder, chosen).ids, come)

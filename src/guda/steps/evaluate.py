@@ -12,7 +12,7 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.attributable import Attributability, attributable
-from guda.evaluation.ceiling import Comparison, compare, query_noise_floor, stripped_null
+from guda.evaluation.ceiling import CEILING, Comparison, compare, query_noise_floor, stripped_null
 from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.results import NULL, Cost, DatasetEntry, GroupAverage, dataset_entry
 from guda.evaluation.tables import separation
@@ -54,11 +54,13 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
     tuned = set(tuned_on(run, queries))
     if flattered := [m.method_id for m in methods if tuned & {m.method_id, *m.parts()}]:
         notes.append(f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter.")
+    answered, spoken = _answered(run, gold, {m.method_id: scores[m.method_id] for m in methods})
+    notes += spoken
     trust: dict[str, float] = {}
     if bands is None:
         trust = _trust(run, queries, oracle, gold, {m.method_id: scores[m.method_id] for m in methods})
     found = replace(found, note=" ".join(notes + _held(trust)))
-    costs, figures = {}, trust | _null(run, gold)
+    costs, figures = {}, answered | trust | _null(run, gold)
     for method in [*methods, oracle]:
         m = method.method_id
         costs[m] = method_cost(run, name, method)
@@ -109,6 +111,28 @@ def _trust(
         figure = bootstrap_mean(values, config.resamples, config.seed)
         figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
     return figures
+
+
+def _answered(run: Run, gold: np.ndarray, scores: dict[str, Scores]) -> tuple[dict[str, float], list[str]]:
+    """Top-1 on the pictures that get an answer: the table counts every picture, also those whose verdict is that the
+    model does not make them, for which no group is named. Nothing where there are no such pictures."""
+    origins = next((s.origins for s in scores.values()), None)
+    kept = np.array([not o.foreign for o in origins or ()], bool)
+    if kept.all() or kept.sum() < 2:
+        return {}, []
+    found = _compare(run, gold[:, kept], {m: s.score[kept] for m, s in scores.items()})
+    rows = {m: row.intervals["top1"] for m, row in found.methods.items()}
+    if found.ceiling is not None:
+        rows[CEILING] = found.ceiling.intervals["top1"]
+    figures = {"answered": float(kept.sum())}
+    for m, figure in rows.items():
+        name = f"top1_answered.{m}"
+        figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
+    told = ", ".join(f"{m} {figure.mean:.1%}".replace("%", " %") for m, figure in rows.items())
+    return figures, [
+        f"The table counts all {len(kept)} pictures, also {len(kept) - int(kept.sum())} foreign ones, which get no "
+        f"answer. Top-1 on the other {int(kept.sum())}: {told}."
+    ]
 
 
 def _null(run: Run, gold: np.ndarray) -> dict[str, float]:

@@ -15,9 +15,10 @@ from typing import Any
 from guda.errors import GudaError
 from guda.report.cards import Scale
 from guda.scoring.race import StopRule
+from guda.scoring.reading import RACED
 from guda.web import answer
 from guda.web.answer import html
-from guda.web.job import RACED, Job, Snapshot, caveat
+from guda.web.job import Job, Snapshot
 from guda.web.results import words
 from guda.web.service import DEFAULT_RULE, Service
 from guda.web.upload_folder import holding
@@ -229,10 +230,10 @@ def batch_tab(service: Service) -> None:
                     last = last if isinstance(shot, int) else shot
                 assert last is not None
                 rows.append((answer.link(last), line(service, name, last)))
-                raced |= bool(caveat(last, service.view(last).verdicts[0]))
+                raced |= service.view(last).verdicts[0].note == RACED
             except GudaError as e:
                 rows.append(("", (name, f"not accepted: {e}", "", "", "", "")))
-        yield words("Answers", HEADER, rows, f"All {len(files)} done.{f' {RACED}' if raced else ''}")
+        yield words("Answers", HEADER, rows, f"All {len(files)} done.{f' Answers {RACED}.' if raced else ''}")
 
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=300):
