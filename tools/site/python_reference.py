@@ -1,0 +1,18 @@
+"""The Python reference: one entry for mkdocstrings per public name of guda."""
+
+from __future__ import annotations
+
+
+def python_markdown() -> str:
+    import guda
+
+    parts = [
+        "# Python",
+        "`import guda` brings these names; everything else is internal and may change. The command line calls the same "
+        "functions.",
+    ]
+    functions = [name for name in guda.__all__ if name[0].islower()]
+    for name in [*functions, *(n for n in guda.__all__ if n not in functions)]:
+        thing = getattr(guda, name)
+        parts.append(f"## guda.{name}\n\n::: {thing.__module__}.{thing.__qualname__}")
+    return "\n\n".join(parts) + "\n"
