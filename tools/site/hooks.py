@@ -1,8 +1,8 @@
 """mkdocs hooks of the site: generated pages, links into the repository, and a check that nothing is fetched elsewhere.
 
 Pages of docs/ are written for two readers, a repository browser and the site. So links keep pointing to where files are
-(`../benchmarks/results/path.md`); every file outside docs/ that a page links to becomes part of the site, and a link to a
-file that does not exist fails the build.
+(`../benchmarks/results/path.md`); every file outside docs/ that a page links to becomes part of the site, and a link to
+a file that does not exist fails the build.
 """
 
 from __future__ import annotations
@@ -19,22 +19,16 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cli_reference import cli_markdown
-from python_reference import python_markdown
-from recipe_reference import methods_markdown, recipe_markdown
-from results_pages import leaderboard_markdown, results_markdown
+from pages import GENERATED, NAMED
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {
-    "reference/cli.md": cli_markdown, "reference/python.md": python_markdown, "reference/recipe.md": recipe_markdown,
-    "reference/methods.md": methods_markdown, "results/index.md": results_markdown,
-    "results/leaderboard.md": leaderboard_markdown,
-}  # fmt: skip
-NAMED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}  # repository file -> page of the site
 OPTIONAL = {"Reliability": "reliability.md", "Security": "security.md"}  # in the navigation once they are written
 
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
-FETCHED = re.compile(r"<(?:script|img|iframe|source)[^>]+src=[\"']?(?:https?:)?//[^\"'> ]+|<link[^>]+rel=\"?(?:stylesheet|preconnect|preload)[^>]*href=[\"']?(?:https?:)?//[^\"'> ]+")
+_ELSEWHERE = r"""=["']?(?:https?:)?//[^"'> ]+"""
+FETCHED = re.compile(
+    rf"<(?:script|img|iframe|source)[^>]+src{_ELSEWHERE}|<link[^>]+rel=.?(?:stylesheet|pre)[^>]*href{_ELSEWHERE}"
+)
 
 _origin: dict[str, str] = {}  # page of the site -> the repository file that it shows
 

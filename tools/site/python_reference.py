@@ -14,5 +14,6 @@ def python_markdown() -> str:
     functions = [name for name in guda.__all__ if name[0].islower()]
     for name in [*functions, *(n for n in guda.__all__ if n not in functions)]:
         thing = getattr(guda, name)
-        parts.append(f"## guda.{name}\n\n::: {thing.__module__}.{thing.__qualname__}")
+        options = f"    options: {{heading: guda.{name}, toc_label: guda.{name}}}"
+        parts.append(f"::: {thing.__module__}.{thing.__qualname__}\n{options}")
     return "\n\n".join(parts) + "\n"

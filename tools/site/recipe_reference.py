@@ -100,7 +100,7 @@ def _default(field: Any) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined or hasattr(value, "model_fields"):
+    if value is PydanticUndefined or hasattr(type(value), "model_fields"):
         return ""
     if value is None:
         return "null"

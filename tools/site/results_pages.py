@@ -73,9 +73,9 @@ def results_markdown(folder: Path = RESULTS) -> str:
     parts = [
         "# Results",
         "Generated from the files of `benchmarks/results/`. Brackets are 95 % intervals. A comparison with LOGO is "
-        "shown beside its ceiling, what one retraining reaches against the others. Costs are in evaluation units (forward of "
-        "one image = 1, forward and backward = 3). Click on a column's head to sort by it. Methods side by side: "
-        "[leaderboard](leaderboard.md).",
+        "shown beside its ceiling, what one retraining reaches against the others. Costs are in evaluation units "
+        "(forward of one image = 1, forward and backward = 3). Click on a column's head to sort by it. Methods side by "
+        "side: [leaderboard](leaderboard.md).",
     ]
     machines = {path: file.machine for path, file in results_files(folder).items()}
     shown: Path | None = None
@@ -160,7 +160,9 @@ def leaderboard(folder: Path = RESULTS) -> dict[str, tuple[DatasetEntry, dict[st
     for m in measured(folder):
         if not m.entry.ceiling or not ranked(m.entry):
             continue
-        title = f"{m.dataset}, {m.entry.estimand}, {m.entry.n_queries:,} pictures"
+        estimand, _, where = str(m.entry.estimand).partition(": sum over ")
+        band = re.search(r"bands? \S+", where)
+        title = ", ".join([m.dataset, estimand, *([band[0]] if band else []), f"{m.entry.n_queries:,} pictures"])
         _, rows = boards.setdefault(title, (m.entry, {}))
         for name, entry in ranked(m.entry):
             same = [e for n, (e, _) in rows.items() if n.partition(" (")[0] == name]
@@ -174,13 +176,15 @@ def leaderboard_markdown(folder: Path = RESULTS) -> str:
     parts = [
         "# Leaderboard",
         "Generated from `benchmarks/results/`. One table per data set, estimand and set of pictures, sorted by Top-1; "
-        "click on a column's head to sort by it. Rows whose intervals overlap may be in any order. Compare within a table "
-        "only: pictures, models and ceilings differ between tables.",
+        "click on a column's head to sort by it. Rows whose intervals overlap may be in any order. Compare within a "
+        "table only: pictures, models and ceilings differ between tables.",
     ]
     for title, (entry, rows) in leaderboard(folder).items():
         order = sorted(rows, key=lambda name: -rows[name][0].metrics["top1"].mean)
         source = {name: f"[{rows[name][1].file.stem}]({rows[name][1].link})" for name in order}
-        parts += [f"## {title}", _comparison(entry, [(name, rows[name][0]) for name in order], source)]
+        seeds = f"{entry.n_groups} groups, {len(entry.seeds)} LOGO seeds"
+        table = _comparison(entry, [(name, rows[name][0]) for name in order], source)
+        parts += [f"## {title}", f"{entry.estimand}; {seeds}.", table]
     return "\n\n".join(parts) + "\n"
 
 
