@@ -42,7 +42,10 @@ def _version(show: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and what guda was built from.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and what guda was built from."
+        ),
     ] = False,
 ) -> None:
     if distributed.world_size() > 1 and context.invoked_subcommand not in LAUNCHED:

@@ -158,7 +158,7 @@ def reproduce(
     if wanted.before is not None:
         before = smoke_recipe(read_recipe(wanted.before)) if smoke else read_recipe(wanted.before)
         say(f"{before.name}: the pretrained start")
-        start = train(init(root.parent / before.name, before), engine)
+        start = train(_initialised(root.parent / before.name, before), engine)
         recipe = _changed(recipe, "model", start=start)
     _check_pairs(init(root, recipe), wanted)
     say(f"{recipe.name}: train, retrain, fit, score")
@@ -203,10 +203,16 @@ def _changed(recipe: Recipe, section: str, **values: Any) -> Recipe:
     return Recipe.from_dict(value, f"recipe {recipe.name}")
 
 
-def _carried_out(root: Path, recipe: Recipe, engine: Engine) -> tuple[Run, DatasetEntry]:
+def _initialised(root: Path, recipe: Recipe) -> Run:
+    """The run with everything that training needs."""
     run = init(root, recipe)
     if recipe.prompts is not None:
         prompts_build(run)
+    return run
+
+
+def _carried_out(root: Path, recipe: Recipe, engine: Engine) -> tuple[Run, DatasetEntry]:
+    run = _initialised(root, recipe)
     return run, pipeline(run, engine)
 
 
