@@ -26,8 +26,7 @@ from pathlib import Path
 
 import torch
 
-from guda.baselines.features import FeatureConfig, Featuriser
-from guda.baselines.sketch import ROWS, Sketch, make_sketch
+from guda.baselines.features import ROWS, FeatureConfig, Featuriser, Sketch, make_sketch
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler

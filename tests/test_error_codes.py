@@ -11,7 +11,7 @@ import pytest
 
 import guda
 from guda.errors import GudaError, Mismatch, NotFinite, OneProcess, from_line
-from guda.scoring.settings import OutOfMemory
+from guda.scoring.plan import OutOfMemory
 from guda.web.uploads import Full, Refused
 
 SOURCE = Path(guda.__file__).parent

@@ -21,8 +21,8 @@ from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, suggestion
 from guda.run.recipe import Recipe, preset
 from guda.scoring.bank_scores import draw_average, score_bank
-from guda.scoring.excess import check_drift
 from guda.scoring.race import StopRule
+from guda.scoring.reference import check_drift
 from guda.scoring.scores import Scores
 from guda.unlearning.bank import Bank
 from guda.unlearning.unlearn import unlearn_group

@@ -5,7 +5,7 @@ renamed. A reader therefore never meets a half-written artifact, two writers of 
 (the last rename wins and both wrote the same bytes), and kill -9 leaves at most a stray temporary file.
 
 Publishing is idempotent, so nobody holds a lease: two drivers of one run, or a task that a cluster runs twice because
-it lost sight of a node, at worst do the same work twice. A temporary name says who is writing (files.py).
+it lost sight of a node, at worst do the same work twice. A temporary name says who is writing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from guda.errors import GudaError
 
@@ -25,13 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     import torch
-import re
-import socket
-import time
-import uuid
-from collections.abc import Sequence
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+
+T = TypeVar("T")
 
 HEADER = "guda"  # the entry of a safetensors header that holds ours, as JSON
 
@@ -113,7 +114,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -180,6 +181,21 @@ def read_table(path: Path) -> pa.Table:
         raise GudaError("file-missing", f"{path} does not exist") from None
     except (pa.ArrowException, OSError) as e:
         raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None
+
+
+_HELD: dict[str, dict[tuple[str, int, int], Any]] = {}
+
+
+def remembered(kind: str, path: Path, load: Callable[[], T], keep: int = 4) -> T:
+    """`load()`, once per process for each state of the file at `path`; the newest `keep` of a kind are held."""
+    held, state = _HELD.setdefault(kind, {}), path.stat()
+    key = (str(path), state.st_mtime_ns, state.st_size)
+    value = held.get(key)
+    if value is None:
+        for old in list(held)[: max(0, len(held) + 1 - keep)]:
+            held.pop(old, None)  # first: there need not be room for both
+        value = held[key] = load()
+    return cast("T", value)
 
 
 # ---- Writers: who is writing under a temporary name, and whether they still are.

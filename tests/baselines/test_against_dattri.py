@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from guda.baselines.features import FeatureConfig, Featuriser
+from guda.baselines.features import FeatureConfig, Featuriser, make_sketch
 from guda.baselines.ridge import Cholesky, Eigen, Ridge, Rows, Spectrum, gram
-from guda.baselines.sketch import make_sketch
 from guda.diffusion.denoiser import Denoiser
 from guda.evaluation.metrics import spearman
 

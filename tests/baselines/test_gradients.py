@@ -25,8 +25,8 @@ from guda.baselines.gradients import (
     mean_of,
     per_sample_block,
 )
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.noise import generator
 from guda.errors import NotFinite

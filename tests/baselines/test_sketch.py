@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from guda.baselines.sketch import COLUMNS, Sketch, make_sketch
+from guda.baselines.features import COLUMNS, Sketch, make_sketch
 from refusals import refused
 
 SIZES = {"a.weight": 9, "a.bias": 3, "b.weight": 18}

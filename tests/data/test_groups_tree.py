@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from guda.data.groups import Groups
 from guda.data.images import ImageData
-from guda.data.partition import noisy_partition
-from guda.data.sources import limit_groups
+from guda.data.sources import limit_groups, noisy_partition
 from guda.errors import GudaError
 from refusals import refused
 

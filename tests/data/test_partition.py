@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from guda.data.groups import Groups
 from guda.data.images import ImageData
-from guda.data.partition import derangement, moved_per_group, noisy_partition
-from guda.data.sources import load_source
+from guda.data.sources import derangement, load_source, moved_per_group, noisy_partition
 from refusals import refused
 
 

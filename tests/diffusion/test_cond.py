@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from guda.diffusion.cond import Cond
+from guda.diffusion.families.base import Cond
 
 
 def test_indexing_and_joining_act_on_every_tensor() -> None:

@@ -10,8 +10,8 @@ import torch
 
 from guda.config import TrainingConfig
 from guda.data.images import ImageData
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.training import fresh, group_condition, train

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from guda.diffusion.curve import still_falling
+from guda.diffusion.training import still_falling
 
 
 def curve(shape, noise: float, seed: int = 0, n: int = 100) -> list[float]:

@@ -16,9 +16,8 @@ from torch import nn
 
 from guda.config import ModelConfig, TrainingConfig
 from guda.data.images import ImageData, to_float, to_uint8
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.families.base import FAMILIES, Family, Frozen
+from guda.diffusion.families.base import FAMILIES, Cond, Family, Frozen
 from guda.diffusion.loading import build_denoiser, known_networks, load, network_class, read_network
 from guda.diffusion.training import train
 from guda.errors import GudaError

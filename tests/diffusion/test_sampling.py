@@ -16,9 +16,8 @@ from diffusers import DDPMScheduler, DPMSolverMultistepScheduler
 
 import tiny_pipelines
 from guda.data.images import to_float, to_uint8
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.families.base import Frozen
+from guda.diffusion.families.base import Cond, Frozen
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.sampling import ddim, generate, initial_noise, prompt_solver, sample, sample_id
 from refusals import refused

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from guda.run import progress
+from guda.run import task as progress
 from guda.run.run import Run
 
 

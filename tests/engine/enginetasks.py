@@ -6,7 +6,7 @@ import signal
 import time
 
 from guda.errors import GudaError, Mismatch
-from guda.run import progress
+from guda.run import task as progress
 from guda.run.run import Run
 from waiting import LIMIT, wait_for
 

@@ -12,9 +12,9 @@ from tinyrun import Inline, copy_run, digits_folder, exact, finished_root, tiny
 from guda import steps
 from guda.engine.processes import Workers, run_tasks
 from guda.errors import GudaError
-from guda.run import progress
+from guda.run import task as task_module
 from guda.run.run import Run
-from guda.run.task import Task, execute, pending
+from guda.run.task import Task, execute, fraction, pending, report_to, tick
 
 
 def task(name: str, fn: str = "touch", needs: tuple[str, ...] = (), cost: float = 1.0, **args: object) -> Task:
@@ -138,22 +138,22 @@ def test_pending_is_what_is_missing_each_product_once(run: Run) -> None:
 
 
 def test_a_heartbeat_of_a_dead_process_counts_for_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 1e6))  # a clock that stands still
+    monkeypatch.setattr(task_module, "time", SimpleNamespace(monotonic=lambda: 1e6))  # a clock that stands still
     file = run.path("progress", "x.json")
-    assert progress.fraction(file) == 0.0
-    progress.watch(file)
-    progress.tick(3, 4)
-    progress.tick(4, 4)  # too soon after the first to be written
-    progress.watch(None)
-    progress.tick(1, 1)  # to nobody
-    assert progress.fraction(file) == 0.75
+    assert fraction(file) == 0.0
+    report_to(file)
+    tick(3, 4)
+    tick(4, 4)  # too soon after the first to be written
+    report_to(None)
+    tick(1, 1)  # to nobody
+    assert fraction(file) == 0.75
     assert steps.status(run)["running"] == ["3/4"]
     value = json.loads(file.read_text())
     file.write_text(json.dumps(value | {"pid": 2**22 + 1}))
     assert steps.status(run)["running"] == []
     file.write_text(json.dumps(value)[:10])
     assert steps.status(run)["running"] == []
-    assert progress.fraction(file) == 0.0
+    assert fraction(file) == 0.0
     file.write_text(json.dumps(value | {"pid": 2**22 + 1, "host": "elsewhere"}))  # cannot be known from here
     assert steps.status(run)["running"] == ["3/4"]
 

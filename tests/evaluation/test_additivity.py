@@ -5,16 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from guda.evaluation.additivity import (
-    ADDITIVE,
-    HEADER,
-    PairsFile,
-    additivity,
-    pair_row,
-    pairs_table,
-    pearson,
-    repeatability,
-)
+from guda.steps.pairs import ADDITIVE, HEADER, PairsFile, additivity, pair_row, pairs_table, pearson, repeatability
 
 RNG = np.random.default_rng(0)
 ONE, TWO = (RNG.normal(0.5, 1, (3, 40, 6)) for _ in range(2))  # rounds, queries, strata

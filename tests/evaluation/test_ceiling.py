@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from guda.evaluation.ceiling import compare, reliability
+from guda.evaluation.ceiling import compare, reliability, stripped, stripped_null
 from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.metrics import METRICS, per_query
 from refusals import refused
@@ -184,3 +184,28 @@ def test_misuse_is_refused_in_one_line() -> None:
         compare(oracle * np.nan, {})
     with refused("seeds-too-few", match="2 LOGO seeds"):
         reliability(oracle[:1])
+
+
+def test_the_stripped_null_knows_group_constants_and_nothing_of_the_other_groups() -> None:
+    """Constants that repeat between retrainings look like agreement; the null has all of it."""
+    rng = np.random.default_rng(5)
+    first = np.eye(N)[rng.integers(N, size=Q)] * 10
+    constants = np.arange(N, dtype=float)
+    oracle = first + constants + 0.01 * rng.normal(size=(2, Q, N))
+    found, null = compare(oracle, {}, n=200), stripped_null(oracle, n=200)
+    assert found.ceiling is not None
+    assert null is not None
+    assert null.mean == pytest.approx(found.ceiling.intervals["spearman"].mean, abs=0.02)
+    informed = first + rng.normal(size=(Q, N)) + 0.01 * rng.normal(size=(2, Q, N))  # no constants, others repeat
+    found, null = compare(informed, {}, n=200), stripped_null(informed, n=200)
+    assert found.ceiling is not None
+    assert null is not None
+    assert null.hi < found.ceiling.intervals["spearman"].lo - 0.3
+    assert stripped_null(oracle[:1]) is None
+
+
+def test_a_group_that_is_always_first_keeps_its_place_when_stripped() -> None:
+    scores = np.array([[5.0, 1.0, 2.0], [6.0, 3.0, 1.0]])
+    table = stripped(scores)
+    assert (table.argmax(axis=1) == 0).all()
+    np.testing.assert_allclose(table[:, 1:], [[2.0, 1.5], [2.0, 1.5]])

@@ -6,8 +6,8 @@ from scipy import stats
 
 from guda.evaluation.ceiling import Reliability
 from guda.evaluation.intervals import query_counts
-from guda.evaluation.likelihood import LikelihoodFile, correlate, reliability_sentence, weighted_pearson, weighted_ranks
 from guda.evaluation.metrics import ndcg3_linear, top1
+from guda.steps.likelihood import LikelihoodFile, correlate, reliability_sentence, weighted_pearson, weighted_ranks
 from refusals import refused
 
 
@@ -59,7 +59,7 @@ def test_the_noise_of_the_probes_is_told_where_it_is_known() -> None:
 
 def test_many_cells_are_cut_into_pieces(scores: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = correlate(*scores, n=30)
-    monkeypatch.setattr("guda.evaluation.likelihood.CHUNK", 100)
+    monkeypatch.setattr("guda.steps.likelihood.CHUNK", 100)
     assert correlate(*scores, n=30) == whole
 
 

@@ -22,7 +22,7 @@ from guda.run.data import load_data
 from guda.run.models import load_model
 from guda.run.plan import run_plan
 from guda.run.run import Run
-from guda.scoring.null import Null
+from guda.scoring.reference import Null
 from guda.scoring.scores import Scores
 from guda.scoring.terms import kl, make_draws, squared_errors
 from guda.unlearning.bank import Counterfactual

@@ -90,7 +90,7 @@ def test_a_fit_of_esd_waits_for_the_conditional_model_and_equals_the_call_in_mem
 
 
 def test_the_conditional_model_resumes_where_it_was_killed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from guda.run import progress
+    from guda.run import models
 
     settle(run, "esd")
     ticks: list[int] = []
@@ -100,7 +100,7 @@ def test_the_conditional_model_resumes_where_it_was_killed(run: Run, monkeypatch
         if done == 25 and len(ticks) == 25:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress, "tick", dying)
+    monkeypatch.setattr(models, "tick", dying)
     with pytest.raises(KeyboardInterrupt):
         steps.fit(run, ["esd"], Inline())
     steps.fit(run, ["esd"], Inline())

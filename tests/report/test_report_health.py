@@ -12,14 +12,14 @@ from guda.methods.base import get_method
 from guda.methods.health import NOTE, SIGN, BandDrift, DriftFigure, Health, health_path, leakage
 from guda.report.page import render
 from guda.run.run import Run
-from guda.scoring.drift import measure
+from guda.scoring.reference import measure_drift
 from guda.scoring.scores import Scores
 
 TITLE = "How far to trust the counterfactuals"
 
 
 def figures(score: np.ndarray, group: np.ndarray) -> list[DriftFigure]:
-    found = measure(score, group[:, None] != np.arange(score.shape[1]))
+    found = measure_drift(score, group[:, None] != np.arange(score.shape[1]))
     columns = np.stack([found.mean, found.stderr, found.mean - found.reach, found.mean + found.reach], axis=1)
     return [DriftFigure(mean=m, stderr=s, lo=lo, hi=hi) for m, s, lo, hi in columns.tolist()]
 

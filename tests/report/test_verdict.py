@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from guda.scoring.origin import Origin
+from guda.scoring.reading import NOT_VALIDATED, verdict
 from guda.scoring.scores import GroupScore
-from guda.scoring.verdict import NOT_VALIDATED, verdict
 
 
 def ranked(*groups: tuple[str, float, float | None, float | None]) -> list[GroupScore]:

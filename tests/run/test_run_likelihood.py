@@ -11,7 +11,6 @@ from tinyrun import SET, Inline, copy_run, exact, finished_root, tiny, write_dig
 from guda import steps
 from guda.diffusion.likelihood import evals, log_likelihoods
 from guda.errors import GudaError
-from guda.evaluation.likelihood import read_likelihood
 from guda.evaluation.metrics import top1
 from guda.files import read_table, write_table
 from guda.methods.base import get_method
@@ -22,6 +21,7 @@ from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.run.task import pending
 from guda.scoring.scores import Scores
+from guda.steps.likelihood import read_likelihood
 
 FEW: dict[str, Any] = {"steps": 4, "n": 7}
 

@@ -24,8 +24,8 @@ from guda.run.models import load_model, run_schedule
 from guda.run.plan import halve_block, probe, run_plan, run_settings
 from guda.run.run import Run
 from guda.scoring import pilot, scorer
+from guda.scoring.plan import OutOfMemory, Settings, candidates
 from guda.scoring.scores import Scores
-from guda.scoring.settings import OutOfMemory, Settings, candidates
 from guda.unlearning.bank import Bank
 from refusals import refused
 

@@ -16,7 +16,7 @@ from guda.diffusion.stream import Stream
 from guda.errors import GudaError
 from guda.methods import unlearned
 from guda.methods.base import get_method
-from guda.methods.descent import below
+from guda.methods.race import below
 from guda.methods.reference import reference
 from guda.methods.regroup import placebos_of
 from guda.report.content import Content

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from guda.scoring.drift import measure
 from guda.scoring.estimate import difference, moments, rank_columns, stack_estimates
+from guda.scoring.reference import measure_drift
 from refusals import refused
 
 RNG = np.random.default_rng(0)
@@ -16,7 +16,7 @@ D = RNG.normal(0.2, 1, (3, 4, 3, 5))  # rounds, queries, groups, strata
 
 
 def test_drift_is_the_mean_over_the_images_of_other_groups():
-    found = measure(SCORE, OUTSIDE)
+    found = measure_drift(SCORE, OUTSIDE)
     for k in range(3):
         values = [SCORE[q, k] for q in range(15) if GROUP[q] != k]
         assert found.n[k] == len(values)
@@ -30,7 +30,7 @@ def test_drifts_measured_on_the_same_images_are_correlated_as_the_bootstrap_says
     shared = rng.normal(0, 3, (300, 1))  # what all counterfactuals make of an image
     group = np.arange(300) % 3
     score, outside = shared + rng.normal(0, 1, (300, 3)), group[:, None] != np.arange(3)
-    found = measure(score, outside)
+    found = measure_drift(score, outside)
     drawn = []
     for _ in range(4000):
         some = rng.integers(0, 300, 300)
@@ -40,7 +40,7 @@ def test_drifts_measured_on_the_same_images_are_correlated_as_the_bootstrap_says
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_the_shift_moves_scores_and_leaves_the_scoring_error(rounds):
-    drift = measure(SCORE, OUTSIDE)
+    drift = measure_drift(SCORE, OUTSIDE)
     for k in range(3):
         before = difference(D[:rounds, :, k], grid=rounds == 1)
         after = difference(drift.spread(D[:rounds])[:, :, k], grid=rounds == 1)
@@ -49,7 +49,7 @@ def test_the_shift_moves_scores_and_leaves_the_scoring_error(rounds):
 
 
 def test_errors_are_combined_in_quadrature():
-    drift = measure(SCORE, OUTSIDE)
+    drift = measure_drift(SCORE, OUTSIDE)
     before = stack_estimates([difference(D[:, :, k]) for k in range(3)])
     after = drift.widen(before)
     for q in range(4):
@@ -65,7 +65,7 @@ def test_errors_are_combined_in_quadrature():
 
 
 def test_ranks_see_the_shift_and_the_error_of_it():
-    drift = measure(SCORE, OUTSIDE)
+    drift = measure_drift(SCORE, OUTSIDE)
     shifted = drift.spread(D)
     for q in range(4):
         plain, found = moments(D[:, q]), moments(shifted[:, q], drift.cov)
@@ -77,7 +77,7 @@ def test_ranks_see_the_shift_and_the_error_of_it():
                 extra = drift.cov[j, j] + drift.cov[k, k] - 2 * drift.cov[j, k]
                 np.testing.assert_allclose(gap[j, k], plain.mean[j] - plain.mean[k] - drift.mean[j] + drift.mean[k])
                 np.testing.assert_allclose(error[j, k], np.sqrt(own + extra) if j != k else 0, atol=1e-6)
-    sure = measure(np.tile([0.0, 50.0, 0.0], (15, 1)), OUTSIDE)  # one group has drifted far, and all images say so
+    sure = measure_drift(np.tile([0.0, 50.0, 0.0], (15, 1)), OUTSIDE)  # one group drifted far, as all images say
     drifted = D + np.array([[0], [10], [0]])  # in each of five strata
     without, subtracted = rank_columns(drifted), rank_columns(sure.spread(drifted), sure.cov)
     assert (without["p_first"][:, 1] > 0.99).all()
@@ -86,4 +86,4 @@ def test_ranks_see_the_shift_and_the_error_of_it():
 
 def test_too_few_images():
     with refused("drift-images-too-few"):
-        measure(np.zeros((2, 2)), np.eye(2, dtype=bool))
+        measure_drift(np.zeros((2, 2)), np.eye(2, dtype=bool))

@@ -5,8 +5,8 @@ import pytest
 
 from guda.data.queries import Queries
 from guda.scoring.estimate import difference, moments, rank_columns
-from guda.scoring.excess import average, positions
 from guda.scoring.race import Race, StopRule
+from guda.scoring.reference import average
 from refusals import refused
 
 RNG = np.random.default_rng(0)
@@ -92,11 +92,11 @@ def test_pictures_are_recognised_by_pixels_and_prompt_not_by_name() -> None:
     images = RNG.integers(0, 255, (5, 1, 4, 4)).astype(np.uint8)
     known = Queries(tuple("abcde"), images)
     asked = Queries(("x", "y"), images[[3, 0]])
-    assert positions(asked, known).tolist() == [3, 0]
-    assert positions(Queries(("x",), images[:1] ^ 1), known).tolist() == [-1]
+    assert known.find(asked.images).tolist() == [3, 0]
+    assert known.find(images[:1] ^ 1).tolist() == [-1]
     told = Queries(tuple("abcde"), images, tuple("vwxyz"))
-    assert positions(Queries(("x",), images[3:4], ("y",)), told).tolist() == [3]
-    assert positions(Queries(("x",), images[3:4], ("z",)), told).tolist() == [-1]
+    assert told.find(images[3:4], ("y",)).tolist() == [3]
+    assert told.find(images[3:4], ("z",)).tolist() == [-1]
 
 
 @pytest.mark.parametrize("log", [True, False])

@@ -7,9 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from guda.scoring.reading import EXCESS_SIGN, LOG_UNIT, PATH_SIGN, READINGS, SIGN, direction, reading, times, value
+from guda.scoring.reading import (
+    EXCESS_SIGN,
+    LOG_UNIT,
+    PATH_SIGN,
+    READINGS,
+    SIGN,
+    direction,
+    reading,
+    times,
+    value,
+    verdict,
+)
 from guda.scoring.scores import GroupScore, Scores
-from guda.scoring.verdict import verdict
 
 
 @pytest.mark.parametrize(

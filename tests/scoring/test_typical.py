@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from guda.scoring.typical import LEAST, Described, typical_p
+from guda.scoring.origin import LEAST, Described, typical_p
 
 STRATA, ROUNDS = 4, 2
 

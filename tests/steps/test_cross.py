@@ -11,7 +11,7 @@ from tinyrun import SET, Inline, copy_run
 from guda import steps
 from guda.evaluation.metrics import top1
 from guda.run.run import Run
-from guda.steps.cross import compare_pairs, cross_scores
+from guda.steps.function import compare_pairs, cross_scores
 from refusals import refused
 
 

@@ -14,7 +14,6 @@ from guda import steps
 from guda.data.groups import Groups
 from guda.diffusion.stream import Stream
 from guda.errors import GudaError
-from guda.evaluation.additivity import PairsFile
 from guda.files import read_json
 from guda.methods.base import get_method
 from guda.methods.regroup import in_order, joined, pair_files, pairs_of
@@ -23,6 +22,7 @@ from guda.run.data import load_data
 from guda.run.models import load_model, need_training
 from guda.run.run import Run
 from guda.steps.bank import bank_verify
+from guda.steps.pairs import PairsFile
 from guda.unlearning.bank import Counterfactual
 from guda.unlearning.unlearn import unlearn_group
 from refusals import refused

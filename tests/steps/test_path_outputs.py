@@ -6,8 +6,8 @@ import pytest
 from tinyrun import SET, Inline, copy_run
 
 from guda import steps
-from guda.evaluation.results import read_entry
-from guda.evaluation.tables import averages_table
+from guda.evaluation.results import NULL, read_entry
+from guda.evaluation.tables import averages_table, footer
 from guda.report.page import render
 from guda.run.run import Run
 from guda.scoring.scores import PATH_SIGN
@@ -45,12 +45,16 @@ def test_a_rule_evaluates_no_network_and_has_no_direction(run: Run) -> None:
 def test_an_evaluation_of_excess_scores_has_the_averages_that_they_leave_out(run: Run) -> None:
     steps.change_scoring(run, estimand="path", excess=False)
     plain = steps.score(run, SET, ["retrack", "logo"], Inline())
-    assert steps.evaluate(run, SET).averages is None
+    without = steps.evaluate(run, SET)
+    assert without.averages is None
+    assert NULL not in without.figures
     steps.change_scoring(run, excess=True)
     excess = steps.score(run, SET, ["retrack", "logo"], Inline())
     found = read_entry(run.path("evaluation.json")) if steps.evaluate(run, SET) else None
     assert found is not None
     assert found.averages is not None
+    assert found.figures[f"{NULL}.lo"] <= found.figures[NULL] <= found.figures[f"{NULL}.hi"]
+    assert f"Spearman {found.figures[NULL]:.2f}" in footer(found)
     assert set(found.averages) == {"logo", "retrack"}  # similarities have no constants
     for method, of in found.averages.items():
         assert tuple(of) == excess[method].groups

@@ -19,7 +19,7 @@ from guda.report.reproduce import read_reproduction, reproduce, reproductions, s
 from guda.run.recipe import builtin_recipe
 from guda.run.run import Run
 from guda.scoring.reading import LOG_UNIT, PATH_SIGN
-from guda.steps.path_comparison import evaluate_by_path, path_evaluation
+from guda.steps.evaluate import evaluate_by_path, path_evaluation
 
 EMOJI = Path(__file__).parents[2] / "benchmarks" / "recipes" / "reproduce" / "emoji.yaml"
 

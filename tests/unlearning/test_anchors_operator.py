@@ -8,9 +8,8 @@ import torch
 
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser, encode_all
-from guda.diffusion.families.base import Frozen
+from guda.diffusion.families.base import Cond, Frozen
 from guda.diffusion.loading import make_scheduler
 from guda.unlearning.operators.anchors import AnchorsUnlearnConfig
 from guda.unlearning.unlearn import Inputs, make_operator, make_samplers, unlearn_group

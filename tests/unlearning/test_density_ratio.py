@@ -11,8 +11,15 @@ from guda.config import parse_config
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
-from guda.unlearning.operators.retrack import Retrack, RetrackConfig
-from guda.unlearning.posterior import NearestPosterior, Posterior, effective_size, log_density, ratio_weights
+from guda.unlearning.operators.retrack import (
+    NearestPosterior,
+    Posterior,
+    Retrack,
+    RetrackConfig,
+    effective_size,
+    log_density,
+    ratio_weights,
+)
 from guda.unlearning.unlearn import Batch
 from refusals import refused
 

@@ -6,7 +6,7 @@ import torch
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.schedule import Schedule
 from guda.unlearning import posterior as nearest
-from guda.unlearning.posterior import NearestPosterior, Posterior, posterior_over, support
+from guda.unlearning.operators.retrack import NearestPosterior, Posterior, posterior_over, support
 
 pytest.importorskip("faiss")
 SCHEDULE = Schedule.from_scheduler(make_scheduler("squaredcos_cap_v2:1000"))

@@ -10,8 +10,8 @@ import torch
 import guda
 from guda.config import parse_config
 from guda.data.images import ImageData
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.noise import generator
 from guda.errors import GudaError

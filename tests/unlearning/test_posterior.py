@@ -6,7 +6,7 @@ import torch
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.schedule import Schedule
 from guda.unlearning import posterior as module
-from guda.unlearning.posterior import Posterior
+from guda.unlearning.operators.retrack import Posterior
 
 SCHEDULE = Schedule.from_scheduler(make_scheduler("squaredcos_cap_v2:1000"))
 SHAPE = (3, 32, 32)  # 3,072 dims

@@ -9,7 +9,7 @@ import torch
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.errors import Mismatch
-from guda.scoring.settings import Settings
+from guda.scoring.plan import Settings
 from guda.unlearning.bank import Counterfactual, Packing, Workbench
 from guda.unlearning.student import Student
 from guda.unlearning.unlearn import UnlearnConfig

@@ -16,8 +16,7 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.training import train
 from guda.errors import GudaError
-from guda.unlearning.operators.retrack import Retrack, RetrackConfig
-from guda.unlearning.posterior import Posterior
+from guda.unlearning.operators.retrack import Posterior, Retrack, RetrackConfig
 from guda.unlearning.unlearn import OPERATORS, Batch, Operator, UnlearnConfig, unlearn_group, window_range
 
 WINDOW = (0.15, 0.9)

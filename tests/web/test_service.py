@@ -22,14 +22,13 @@ from guda.methods.terms import load_queries
 from guda.report.cards import MethodView
 from guda.report.page import PLACEBO_SAYS
 from guda.run.run import Run
+from guda.scoring.reading import Verdict
 from guda.scoring.scores import Scores
-from guda.scoring.verdict import Verdict
 from guda.web import answer
-from guda.web.batch import line, submit
+from guda.web.ask import line, submit
 from guda.web.job import RACED, Job, caveat, one_picture, to_csv, to_json
-from guda.web.known import stored_scores
 from guda.web.results import find, leaderboard, open_result, pictures, results, runs_table
-from guda.web.service import Service
+from guda.web.service import Service, stored_scores
 from guda.web.uploads import Full, Limits, Refused
 
 

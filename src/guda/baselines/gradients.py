@@ -29,8 +29,8 @@ import torch
 from torch import nn
 
 from guda.blocks import blocks
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.noise import KeyedNoise
 from guda.errors import GudaError, NotFinite
 

@@ -34,8 +34,8 @@ from torch import nn
 
 from guda.baselines.features import Precondition
 from guda.baselines.gradients import chosen_weights
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser, Latents
+from guda.diffusion.families.base import Cond
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.files import read_tensors, write_tensors

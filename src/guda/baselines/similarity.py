@@ -9,7 +9,7 @@ differently only where a group's embeddings differ in length or in how widely th
 `max` is the nearest neighbour, `top10` the ten nearest of each group.
 
 A baseline: it shows which group looks like the picture, not what the model learned from it. Encoders without settings
-are registered here: `pixel` is the image itself; networks are in encoders.py and efficientnet.py.
+are registered here: `pixel` is the image itself; networks are in encoders.py.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from guda.baselines.gradients import KEYS_AND_VALUES, Gradients, chosen_weights,
 from guda.baselines.influence import PATTERN
 from guda.blocks import blocks
 from guda.config import Config
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.noise import KeyedNoise
 
 CHECK = 10  # steps between looks at how far the weights have gone

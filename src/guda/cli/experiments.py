@@ -161,8 +161,8 @@ def pairs(
 ) -> None:
     """Leave two groups out together (LOGO and unlearned) and check whether scores add up."""
     from guda import steps
-    from guda.evaluation.additivity import pairs_table
     from guda.run.run import Run
+    from guda.steps.pairs import pairs_table
 
     folder = Run.open(run)
     asked = steps.parse_pairs(folder, pair)

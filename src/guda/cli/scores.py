@@ -13,7 +13,7 @@ from guda.config import LikelihoodConfig, ScoringConfig
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
-    from guda.evaluation.likelihood import LikelihoodFile
+    from guda.steps.likelihood import LikelihoodFile
 
 
 @command
@@ -329,8 +329,8 @@ def likelihood(
 def _show_likelihood(found: LikelihoodFile, path: Path) -> None:
     from rich.console import Console
 
-    from guda.evaluation.likelihood import ORACLES, correlation_table
     from guda.evaluation.tables import terminal
+    from guda.steps.likelihood import ORACLES, correlation_table
 
     console = Console()
     console.print(correlation_table(found).rewrite(lambda _, cell: cell.replace(" [", "\n[")).rich())

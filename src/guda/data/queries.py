@@ -111,6 +111,16 @@ class Queries:
                 )
         return self._take([position[name] for name in ids])
 
+    def find(self, images: np.ndarray, prompts: Sequence[str] | None = None) -> np.ndarray:
+        """int64 [Q]: where each of `images` is among these, by its pixels and prompt (spaces apart); -1: nowhere."""
+
+        def keys(pixels: np.ndarray, texts: Sequence[str] | None) -> list[tuple[bytes, str | None]]:
+            texts = None if texts is None else [" ".join(text.split()) for text in texts]
+            return [(image.tobytes(), None if texts is None else texts[n]) for n, image in enumerate(pixels)]
+
+        place = {key: n for n, key in enumerate(keys(self.images, self.prompts))}
+        return np.array([place.get(key, -1) for key in keys(images, prompts)], np.int64)
+
     def shards(self, size: int) -> list[Queries]:
         """Consecutive pieces of at most `size` queries, in id order."""
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:

@@ -9,6 +9,16 @@ guda's own files are listed in SOURCES; another package names its module under t
 The keyword parameters are the options that the source takes, from the recipe's `data` section (size, group_by,
 content_by, mode, split, variants) or from its `data.options` (everything else); options that it does not take are an
 error. A source that takes `path` reads a copy of a published data set: "cifar10:PATH".
+
+Noisy partitions: what attribution is worth where some images carry another group's name.
+
+A balanced derangement without self: every group exports m images and receives m, and no exported image comes back to
+its own group, so all groups keep their sizes and n - N m images keep their names. m = round(fraction x the smallest
+group's size), the same number for every group: with a share of each group's own size the margins could not balance.
+
+Which images leave is the keyed order of their ids (files.py). The j-th exported images of all groups form one
+round, and round j sends group g's to sigma_j(g), sigma_j a keyed permutation of the group names without fixed points:
+every round is balanced by itself. Nothing depends on the order of images or groups.
 """
 
 from __future__ import annotations
@@ -19,14 +29,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import ValidationError, validate_call
 
 from guda.config import DataConfig
+from guda.data.groups import Groups
 from guda.data.images import ImageData
-from guda.data.partition import noisy_partition
 from guda.errors import GudaError, choices, suggestion
 from guda.files import ordered
 from guda.registry import Registry
@@ -200,3 +211,55 @@ def limit_groups(data: ImageData, limit: int, seed: int) -> ImageData:
         kept.append(rng.permutation(data.groups.members(k))[:limit])
     taken = data.take(np.unique(np.concatenate(kept)))
     return replace(taken, meta={**data.meta, "limit_per_group": int(limit), "limit_seed": int(seed)})
+
+
+def moved_per_group(groups: Groups, fraction: float) -> int:
+    """m, refused where it is nothing at all."""
+    if not 0 < fraction < 1:
+        raise GudaError(
+            "partition-fraction-invalid", f"data.partition.fraction = {fraction:g} must lie between 0 and 1"
+        )
+    smallest = min(groups.sizes)
+    m = round(fraction * smallest)
+    if m < 1:
+        name = groups.names[groups.sizes.index(smallest)]
+        raise GudaError(
+            "partition-fraction-small",
+            f"data.partition.fraction = {fraction:g} of the smallest group ({name!r}, {smallest} images) is less than "
+            "one image; raise it, or leave data.partition out",
+        )
+    return m
+
+
+def derangement(names: Sequence[str], *key: str | int) -> list[str]:
+    """A uniform permutation of `names` in which none stays: drawn until there is one, 2.7 times on average."""
+    known = sorted(names)
+    for attempt in count():
+        drawn = dict(zip(known, ordered(known, *key, attempt), strict=True))
+        if all(name != target for name, target in drawn.items()):
+            return [drawn[name] for name in names]
+    raise AssertionError
+
+
+def noisy_partition(data: ImageData, fraction: float = 0.05, seed: int = 42) -> ImageData:
+    """The same images in the same order, a share of each group under other groups' names."""
+    groups = data.groups
+    if groups.parents is not None or not groups.disjoint:
+        raise GudaError(
+            "partition-groups-overlap",
+            "data.partition exchanges names between groups, and these share images; leave it out",
+        )
+    m = moved_per_group(groups, fraction)
+    place = {name: i for i, name in enumerate(data.ids)}
+    leaving = [
+        ordered([data.ids[i] for i in groups.members(k)], seed, "partition", "export", name)[:m]
+        for k, name in enumerate(groups.names)
+    ]
+    membership = groups.membership.copy()
+    for j in range(m):
+        targets = derangement(groups.names, seed, "partition", "round", j)
+        for k, target in enumerate(targets):
+            i = place[leaving[k][j]]
+            membership[i] = np.array([name == target for name in groups.names])
+    meta = {**data.meta, "partition": {"fraction": float(fraction), "seed": int(seed), "moved_per_group": m}}
+    return replace(data, groups=Groups(groups.names, membership), meta=meta)

@@ -21,8 +21,7 @@ from torch import nn
 
 from guda.data.images import to_float, to_uint8
 from guda.diffusion import distributed
-from guda.diffusion.cond import Cond
-from guda.diffusion.families.base import Frozen
+from guda.diffusion.families.base import Cond, Frozen
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, NotFinite
 from guda.files import digest_arrays

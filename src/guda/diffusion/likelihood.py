@@ -26,8 +26,8 @@ import torch
 
 from guda.blocks import blocks
 from guda.config import LikelihoodConfig
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.noise import KeyedNoise
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, NotFinite

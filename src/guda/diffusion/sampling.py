@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.noise import generator, torch_seed
 from guda.diffusion.schedule import FlowSchedule
 from guda.errors import GudaError

@@ -17,9 +17,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Protocol
 
 from guda.errors import GudaError
-from guda.run.progress import fraction
 from guda.run.run import Run
-from guda.run.task import Task, execute, pending
+from guda.run.task import Task, execute, fraction, pending
 
 POLL = 0.25  # seconds between looks at the heartbeats
 

@@ -31,7 +31,7 @@ from guda.config import Config
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.evaluation.intervals import RESAMPLE_SEEDS_FROM, Figure, bootstrap_mean, percentile_interval, resampled_means
-from guda.evaluation.metrics import LOWEST, METRICS, per_query, random_baseline
+from guda.evaluation.metrics import LOWEST, METRICS, per_query, random_baseline, spearman
 
 Array = NDArray[np.float64]
 
@@ -113,6 +113,29 @@ def _golds(oracle: Array) -> list[Array]:
 def _one_against_others(oracle: Array) -> Array:
     """[S, metrics, Q]: each seed against the mean of the others."""
     return np.stack([_table(own, gold) for own, gold in zip(oracle, _golds(oracle), strict=True)])
+
+
+def stripped(scores: Array) -> Array:
+    """[Q, N]: what is left of scores when only each query's first group and the groups' means are known.
+
+    A group's mean is over the queries where it is not the first."""
+    is_first = np.eye(scores.shape[1], dtype=bool)[scores.argmax(axis=1)]
+    seen = (~is_first).sum(axis=0)
+    means = np.where(seen > 0, np.where(is_first, 0.0, scores).sum(axis=0) / np.maximum(seen, 1), scores.mean(axis=0))
+    return np.where(is_first, means.max() + 1.0, means)
+
+
+def stripped_null(oracle: ArrayLike, n: int = 2000, seed: int = 0) -> Figure | None:
+    """Spearman of one retraining, stripped, with the mean of the others; None with one seed.
+
+    Groups that have nothing to do with a picture may rank by their means, in the same order for every picture and
+    retraining. Only what a rank correlation has above this null is information about the other groups of a picture."""
+    logo = _checked_oracle(oracle)
+    if len(logo) == 1:
+        return None
+    golds = _golds(logo)
+    rows = [spearman(stripped(own), gold) for own, gold in zip(logo, golds, strict=True)]
+    return bootstrap_mean(np.stack(rows), n, seed)
 
 
 def _pseudo_values(rows: Array, without: Array) -> Array:

@@ -60,6 +60,8 @@ class MethodEntry(Cost):
 
 ALPHA = 0.05
 
+NULL = "spearman_null"  # among the figures: Spearman of the stripped null (ceiling.py), with .lo and .hi
+
 
 class PairFigure(Figure):
     """A difference of two methods, paired over queries."""

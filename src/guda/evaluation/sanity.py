@@ -16,8 +16,8 @@ from pydantic import Field
 
 from guda.config import Config
 from guda.evaluation.intervals import clopper_pearson
+from guda.scoring.reading import LABELS, Verdict
 from guda.scoring.scores import Scores
-from guda.scoring.verdict import LABELS, Verdict
 from guda.table import Cell, Column, Number, Table, number, percent
 
 SURE = 0.95  # probability of being first from which on it counts as a claim

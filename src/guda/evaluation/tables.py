@@ -32,7 +32,7 @@ import numpy as np
 from guda.evaluation.ceiling import Agreement, Comparison
 from guda.evaluation.intervals import FLIPS, holm, percentile_interval, sign_flip_test
 from guda.evaluation.metrics import METRICS
-from guda.evaluation.results import ALPHA, PairEntry, PairFigure
+from guda.evaluation.results import ALPHA, NULL, PairEntry, PairFigure
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -138,6 +138,12 @@ def footer(entry: DatasetEntry) -> str:
         parts.append(
             f"Reliability of the oracle: {r.one_seed:.2f} for one seed, {r.mean_of_seeds:.2f} for the mean "
             f"of {len(entry.seeds)} (Spearman-Brown)."
+        )
+    if NULL in entry.figures:
+        mean, lo, hi = (entry.figures[NULL + end] for end in ("", ".lo", ".hi"))
+        parts.append(
+            f"A table that knows only the first group of another retraining and the groups' means has Spearman "
+            f"{mean:.2f} [{lo:.2f}, {hi:.2f}]: only what is above it says something about the other groups."
         )
     if entry.floor:
         f, shown = entry.floor, ("top1", "ndcg3", "spearman")

@@ -49,11 +49,6 @@ class Timing(Config):
             return None
         return self.fit_seconds + queries * self.query_seconds
 
-    def total_evals(self, queries: float) -> float | None:
-        if self.fit_evals is None or self.query_evals is None:
-            return None
-        return self.fit_evals + queries * self.query_evals
-
 
 def rate(tasks: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
     """(seconds per evaluation, its standard error) of tasks (seconds, evaluations); one task has no spread."""

@@ -18,17 +18,18 @@ import numpy as np
 
 from guda.data.groups import Groups
 from guda.data.queries import Queries
-from guda.methods.average import average_pictures, make_excess
-from guda.methods.base import Method
+from guda.errors import GudaError
+from guda.methods.base import Method, get_method
+from guda.methods.reference import average_pictures, make_excess
 from guda.methods.terms import ModelRef, run_scorer, score_tasks
 from guda.run.data import load_data, scored_groups
 from guda.run.models import run_schedule
 from guda.run.plan import run_plan
+from guda.run.run import Run
 from guda.run.task import Task
-from guda.scoring import scorer
+from guda.scoring import combine, scorer
 from guda.scoring.bands import Bands
-from guda.scoring.drift import Drift
-from guda.scoring.excess import Excess
+from guda.scoring.reference import Drift, Excess
 from guda.scoring.scores import Scores
 from guda.scoring.training_noise import TrainingNoise
 from guda.unlearning.bank import file_name
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
     from guda.methods.regroup import Grouping
+
 
 Set = tuple[ModelRef, dict[str, ModelRef]]  # a full model, and its counterfactual per group
 
@@ -125,7 +127,7 @@ class ElboMethod(Method):
 
     def reader(self, queries: Queries, bands: Bands | None = None, estimand: str | None = None) -> Reader:
         """Reads each model's terms once, however many scores are made of them."""
-        return run_scorer(self.run, estimand=estimand).reader(queries, self.run.recipe.scoring.rounds, bands)
+        return Reader(run_scorer(self.run, estimand=estimand), queries, self.run.recipe.scoring.rounds, bands)
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
         return self.combine(queries, self.sets(), self.method_id, self.reader(queries, bands), bands)
@@ -139,7 +141,7 @@ class ElboMethod(Method):
 
     def shares(self, t: np.ndarray, n_sets: int) -> Sequence[np.ndarray | float]:
         """How much each set counts at t; they sum to one."""
-        return scorer.equal_shares(t, n_sets)
+        return combine.equal_shares(t, n_sets)
 
     def drift(self, bands: Bands | None = None) -> Drift | None:
         """What is subtracted from every score of a group; only unlearned models have it, and only when asked."""
@@ -153,7 +155,7 @@ class ElboMethod(Method):
 
     def contributions(self, sets: list[Set], read: Reader) -> np.ndarray:
         """Paired nats [R, Q, G, S], the mean over sets."""
-        return scorer.contributions(sets, self.groups, read, self.shares)
+        return combine.contributions(sets, self.groups, read, self.shares)
 
     def _less(self, queries: Queries, sets: list[Set], bands: Bands | None) -> Drift | None:
         """What is taken off the scores."""
@@ -164,14 +166,14 @@ class ElboMethod(Method):
         if len(sets) < 2 or sets != list(self.seed_sets().values()):
             return None
         less = [self._less(queries, [one], bands) for one in sets]
-        return scorer.seed_noise(sets, self.groups, read, less)
+        return combine.seed_noise(sets, self.groups, read, less)
 
     def combine(self, queries: Queries, sets: list[Set], name: str, read: Reader, bands: Bands | None) -> Scores:
-        return scorer.combine(
-            self.contributions(sets, read), read.scorer, sum(scorer.networks(read.scorer, sets)), bands,
+        return combine.combine(
+            self.contributions(sets, read), read.scorer, sum(combine.networks(read.scorer, sets)), bands,
             self._less(queries, sets, bands), self.noise(queries, sets, read, bands),
             method=name, unit=self.unit, queries=queries.ids, groups=self.groups,
-            **scorer.directions(sets, self.groups, read, self.shares),
+            **combine.directions(sets, self.groups, read, self.shares),
         )  # fmt: skip
 
     def values(self, queries: Queries, bands: Sequence[Bands]) -> list[np.ndarray]:
@@ -200,7 +202,7 @@ class ElboMethod(Method):
 
     def networks(self) -> tuple[int, int]:
         """(shared, each): one draw of n groups costs shared + each n network evaluations."""
-        return scorer.networks(run_scorer(self.run), self.sets())
+        return combine.networks(run_scorer(self.run), self.sets())
 
     def score_evals(self) -> float:
         shared, each = self.networks()
@@ -211,3 +213,15 @@ class ElboMethod(Method):
 def has_counterfactuals(method: Method) -> TypeIs[ElboMethod]:
     """Whether the method has counterfactual models; narrows its type."""
     return method.counterfactuals
+
+
+def run_oracle(run: Run) -> ElboMethod:
+    """What methods of this run are held against."""
+    against = run.recipe.evaluation.against
+    oracle = get_method(run, against)
+    if not has_counterfactuals(oracle) or not oracle.oracle:
+        raise GudaError(
+            "evaluation-oracle-unsupported",
+            f"evaluation.against = {against!r}: only logo is an oracle with retrainings to compare",
+        )
+    return oracle

@@ -27,13 +27,12 @@ from guda.data.queries import Queries
 from guda.errors import Mismatch
 from guda.files import digest, read_header, read_tensors, write_tensors
 from guda.methods.terms import load_queries
-from guda.run import progress
 from guda.run.data import load_data, prompt_files
 from guda.run.models import count_weights, load_model, model_digest, model_files, training_inputs
 from guda.run.parts import Sharded, image_shards, query_shard, query_shards
 from guda.run.plan import run_settings
 from guda.run.run import Run
-from guda.run.task import Task
+from guda.run.task import Task, tick
 
 HERE = "guda.methods.features"
 
@@ -202,7 +201,7 @@ def _write(
     if store.through is not None:
         through = store.through.load(store.run.path(store.through.file), featuriser.model, device)
         meta |= {"through": asdict(store.through)}
-    found = featuriser(x0, ids, split, cond, through, progress.tick)
+    found = featuriser(x0, ids, split, cond, through, tick)
     made.write(shard, {"features": found}, {"meta": meta, "split": split})
 
 
@@ -242,5 +241,5 @@ def make_errors(run: Run, timesteps: int, model: str, seed: int, shard: int) -> 
     latents, prompts = training_inputs(run, network, False)
     here = slice(made.shards[shard].start, made.shards[shard].stop)
     cond = network.condition(None if prompts is None else prompts[here])
-    found = profile(network, latents.x0[here], timesteps, seed, run_settings(run).block, cond, progress.tick)
+    found = profile(network, latents.x0[here], timesteps, seed, run_settings(run).block, cond, tick)
     made.write(shard, {"errors": torch.from_numpy(found)}, {"model": model_digest(run, model)})

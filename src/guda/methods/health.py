@@ -4,7 +4,7 @@
 
 Positive = the counterfactual without k explains group j worse. The diagonal is forgetting: it should be large. Off it
 is leakage: what taking out k does to the images of another group. Drift_k, the mean over all images outside k, is the
-part of every score of k that has nothing to do with k (scoring/drift.py).
+part of every score of k that has nothing to do with k (scoring/reference.py).
 
 Training images overstate forgetting: theta_full was trained on them, so even the diagonal of LOGO is larger than it
 would be on fresh pictures of the group. Compare matrices with one another, the oracle's above all, not with scores of
@@ -34,15 +34,15 @@ from pydantic import ValidationError, computed_field, model_validator
 from guda.config import Config
 from guda.errors import GudaError
 from guda.files import digest, read_json, write_json
-from guda.methods.base import Method
+from guda.methods.base import Method, get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.reference import Reference
 from guda.run.data import scored_groups
-from guda.run.models import run_schedule
+from guda.run.models import run_schedule, training_warning
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.scoring.bands import by_band, default_edges
-from guda.scoring.drift import Drift, measure
+from guda.scoring.reference import Drift, measure_drift
 
 SIGN = "positive = the counterfactual explains the images worse than the full model"
 
@@ -180,9 +180,9 @@ def measure_health(method: ElboMethod, images: Reference) -> Health:
         estimand=run_plan(run).estimand, reference=images.queries.name, groups=list(names),
         images=np.bincount(group, minlength=len(names)).tolist(), matrix=matrix.tolist(),
         stderr=[[None if np.isnan(e) else float(e) for e in row] for row in error],
-        drift=_figures(measure(score, outside)),
+        drift=_figures(measure_drift(score, outside)),
         bands=[
-            BandDrift(low=low, high=high, drift=_figures(measure(part, outside)))
+            BandDrift(low=low, high=high, drift=_figures(measure_drift(part, outside)))
             for (low, high), part in zip(pairwise(edges), parts, strict=True)
         ],
     )  # fmt: skip
@@ -211,3 +211,10 @@ def read_health(run: Run, method: Method) -> Health | None:
             "health-damaged", f"{path} is damaged ({e.errors()[0]['msg']}); run: guda health {run.root}"
         ) from None
     return found if tuple(found.groups) == scored_groups(run) else None
+
+
+def warnings(run: Run, methods: Sequence[str] = ()) -> list[str]:
+    """What should be read before any score is: a model that is still learning, counterfactuals that are not sound."""
+    found = [get_method(run, m) for m in methods]
+    measured = [h for m in found if m.counterfactuals and m.ranks_groups and (h := read_health(run, m)) is not None]
+    return [line for line in (training_warning(run), *(h.unsound() for h in measured)) if line]

@@ -33,12 +33,11 @@ from guda.errors import GudaError
 from guda.files import write_json
 from guda.methods.base import Method, method
 from guda.methods.terms import load_queries
-from guda.run import progress
 from guda.run.data import load_data, scored_groups
 from guda.run.models import run_schedule
 from guda.run.parts import Sharded, query_shard, query_shards
 from guda.run.run import Run
-from guda.run.task import Task
+from guda.run.task import Task, tick
 from guda.scoring.bands import Bands
 from guda.scoring.scores import Scores
 
@@ -174,11 +173,11 @@ def query_mass(queries: Queries, images: np.ndarray, schedule: Schedule, config:
     for i in range(0, len(wanted), held):
         now = wanted[i : i + held]
 
-        def tick(done: int, total: int, before: int = i, size: int = len(now)) -> None:
-            progress.tick(before * total + done * size, len(wanted) * total)
+        def report(done: int, total: int, before: int = i, size: int = len(now)) -> None:
+            tick(before * total + done * size, len(wanted) * total)
 
         noised = [_noised(queries, q, t, schedule, config, places) for q, t in now]
-        found = posterior_mass(noised, images, config.patch, config.down, config.alpha, tick=tick)
+        found = posterior_mass(noised, images, config.patch, config.down, config.alpha, tick=report)
         for (q, _), row in zip(now, found, strict=True):
             mass[q] += row / levels
     return mass

@@ -1,6 +1,6 @@
 """Where the pictures of a set come from, asked of the run's full model and of its training images.
 
-Two questions (scoring/typical.py, scoring/copies.py), for every method alike: would this model make it, and does it
+Two questions (scoring/origin.py, scoring/copies.py), for every method alike: would this model make it, and does it
 nearly repeat a training image? The first compares the full model's errors with those on the run's own samples, by
 a plan of its own (stratified, few draws), so that the answer is the same whatever a recipe scores by; where the recipe
 has that plan, these errors are there anyway. The second needs no network but a latent model's encoder.
@@ -26,7 +26,6 @@ from guda.methods.base import Method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import BYTES_PER_TERM, ModelRef, load_queries, run_scorer
 from guda.parts import FolderParts
-from guda.run import progress
 from guda.run.data import load_data, scored_groups
 from guda.run.models import cached_latents, load_model, model_files, run_schedule
 from guda.run.parts import Sharded, query_shard, query_shards
@@ -34,13 +33,11 @@ from guda.run.plan import needs_pilot, run_plan
 from guda.run.run import Run
 from guda.run.samples import average_name, query_count
 from guda.run.sketch import Sketch
-from guda.run.task import Task, pending
+from guda.run.task import Task, pending, tick
 from guda.scoring.copies import Crowding, Nearest, crowding, find_copied, nearest
-from guda.scoring.excess import positions
-from guda.scoring.origin import Origin, make_origins
-from guda.scoring.plan import Plan
+from guda.scoring.origin import LEAST, ROUNDS, Described, Origin, make_origins, typical_p
+from guda.scoring.plan import Plan, typical_plan
 from guda.scoring.scorer import shard_names
-from guda.scoring.typical import LEAST, ROUNDS, Described, typical_p, typical_plan
 
 FULL = ModelRef("base")
 
@@ -118,7 +115,7 @@ def term_tasks(run: Run, queries: Queries) -> list[Task]:
 
 def evaluate_full(run: Run, queries: str, shard: int) -> None:
     part = load_queries(run, queries).shards(run.recipe.scoring.shard)[shard]
-    run_scorer(run, estimand="elbo", plan=_plan(run)).evaluate(part, [FULL], ROUNDS, progress.tick)
+    run_scorer(run, estimand="elbo", plan=_plan(run)).evaluate(part, [FULL], ROUNDS, tick)
 
 
 def copy_tasks(run: Run, queries: Queries) -> list[Task]:
@@ -216,7 +213,8 @@ def origins(run: Run, queries: Queries) -> tuple[Origin, ...] | None:
 
 
 def _typical(run: Run, queries: Queries, samples: Queries) -> np.ndarray | None:
-    return typical_p(_described(run, samples), _described(run, queries), positions(queries, samples))
+    places = samples.find(queries.images, queries.prompts)
+    return typical_p(_described(run, samples), _described(run, queries), places)
 
 
 def _described(run: Run, queries: Queries) -> Described:

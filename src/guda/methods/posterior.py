@@ -1,6 +1,6 @@
 """posterior: no fine-tuning at all. Every group's counterfactual is a rule on top of the full model.
 
-The only thing fitted is a density of the training images (seconds; unlearning/densities.py). Scoring evaluates the
+The only thing fitted is a density of the training images (seconds; unlearning/rule.py). Scoring evaluates the
 full model once more per draw and moves its prediction by the density's change, for all groups together.
 """
 

@@ -1,26 +1,37 @@
-"""The reference set: some training images of every group, scored like any query, to see what a counterfactual does
-to pictures whose group is known.
-
-Which ones: scoring/drift.py. It is a query set of the run like any other, under a name that
+"""Pictures that scores are held against, each a query set of the run like any other, under a name that
 `Run.query_sets` skips: same terms, same shards, same resume.
-"""
+
+The reference set: some training images of every group, to see what a counterfactual does to pictures whose group is
+known. The average picture: the recipe's own samples. The arithmetic of both: scoring/reference.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from guda.data.queries import Queries
 from guda.errors import GudaError
-from guda.methods.elbo import ElboMethod
 from guda.methods.terms import load_queries, score_tasks
 from guda.run.data import load_data, scored_groups, training_prompts
 from guda.run.models import architecture
 from guda.run.run import Run
+from guda.run.samples import average_name
 from guda.run.task import Task
 from guda.scoring.bands import Bands
-from guda.scoring.drift import SEED, draw_reference, reference_groups, reference_index, reference_name
+from guda.scoring.reference import (
+    SEED,
+    Excess,
+    average,
+    draw_reference,
+    reference_groups,
+    reference_index,
+    reference_name,
+)
+
+if TYPE_CHECKING:
+    from guda.methods.elbo import ElboMethod
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,3 +71,17 @@ def reference_scores(method: ElboMethod, images: Reference, bands: Bands | None 
     """Nats [images, groups], drift and all, from finished terms."""
     d = method.contributions(method.sets(), method.reader(images.queries, bands, "elbo"))
     return np.asarray(d.mean(axis=0).sum(axis=-1))
+
+
+def average_pictures(run: Run) -> Queries:
+    """The run's own samples; they are drawn before anything is scored by them."""
+    name = average_name(run)
+    if not run.has(f"queries/{name}/index.json"):
+        raise GudaError("average-missing", f"excess scores need samples of the model; run: guda sample {run.root}")
+    return load_queries(run, name)
+
+
+def make_excess(run: Run, queries: Queries, contributions: np.ndarray, pictures: Queries) -> Excess:
+    """From the paired contributions [R, N, G, S] of the average's `pictures`."""
+    log = run.recipe.scoring.estimand == "path"
+    return average(contributions.mean(axis=0).sum(axis=-1), log, pictures.find(queries.images, queries.prompts))

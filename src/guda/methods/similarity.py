@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from guda.baselines.efficientnet import SIZE, STRIDES, efficientnet, pooled, statistics
-from guda.baselines.encoders import CLIP, DINO, transformer
+from guda.baselines.encoders import CLIP, DINO, SIZE, STRIDES, efficientnet, pooled, statistics, transformer
 from guda.baselines.similarity import (
     ENCODERS,
     OF_MEANS,

@@ -28,16 +28,15 @@ from guda.files import write_tensors
 from guda.methods.base import Method, method
 from guda.methods.terms import load_queries
 from guda.parts import FolderParts
-from guda.run import progress
 from guda.run.data import load_data, prompt_files, scored_groups
 from guda.run.models import architecture, count_weights, load_model, model_digest, model_files, training_inputs
 from guda.run.parts import Sharded, query_shard, query_shards
 from guda.run.plan import run_settings
 from guda.run.run import Run
-from guda.run.task import Task
+from guda.run.task import Task, tick
 from guda.scoring.bands import Bands
+from guda.scoring.plan import Settings
 from guda.scoring.scores import Scores
-from guda.scoring.settings import Settings
 
 SHARD = 16  # queries of one task: what a kill loses at most
 
@@ -238,7 +237,7 @@ class _Work:
         cond = None if prompts is None else self.model.condition([prompts[i] for i in index])
         gradients, ids = self.gradients(), [self.data.ids[i] for i in index]
         return fisher_pass(
-            gradients, latents.take(index), ids, cond, seed=self.config.seed, number=number, tick=progress.tick,
+            gradients, latents.take(index), ids, cond, seed=self.config.seed, number=number, tick=tick,
             block=per_sample_block(gradients.sizes, block=self.settings.block),
         )  # fmt: skip
 
@@ -285,7 +284,7 @@ def _steps(work: _Work, asked: list[Query]) -> dict[str, torch.Tensor]:
         found = unlearn_query(ascent, query, samples, before, work.config.reached, work.t, work.settings.block)
         changes.append(found.change)
         moved.append(found.moved)
-        progress.tick(done + 1, len(asked))
+        tick(done + 1, len(asked))
     return {"change": torch.from_numpy(np.stack(changes)), "moved": torch.from_numpy(np.stack(moved))}
 
 
@@ -297,5 +296,5 @@ def _first(work: _Work, asked: list[Query]) -> dict[str, torch.Tensor]:
     for i in range(0, len(asked), at_once):
         towards = [ascent.directions(query, work.config.reached) for query in asked[i : i + at_once]]
         parts.append(first_order(gradients, samples, work.t, towards, block))
-        progress.tick(min(i + at_once, len(asked)), len(asked))
+        tick(min(i + at_once, len(asked)), len(asked))
     return {"change": torch.from_numpy(np.concatenate(parts))}

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
-from guda.files import digest, digest_file
+from guda.files import digest, digest_file, remembered
 from guda.parts import FolderParts
-from guda.run import progress
 from guda.run.data import load_data
 from guda.run.models import load_model, model_digest, model_files, run_schedule
 from guda.run.plan import run_plan, run_settings
 from guda.run.run import Run
-from guda.run.task import Task
+from guda.run.task import Task, tick
 from guda.scoring.plan import Plan
 from guda.scoring.scorer import Scorer, families, shard_names
 from guda.unlearning.bank import Counterfactual, Workbench
@@ -63,8 +60,9 @@ class ModelRef:
         base = model_digest(run, self.base)
         if self.counterfactual is None:
             return base
-        told = [] if self.member is None else [self.member]
-        return digest([base, _file_digest(run, self.counterfactual), *told])
+        file = run.path(self.counterfactual)
+        weights = remembered("digest", file, lambda: digest_file(file), keep=4096)
+        return digest([base, weights, *([] if self.member is None else [self.member])])
 
     def as_json(self) -> list[Any]:
         return [self.base, self.counterfactual, self.member, *([] if self.against is None else [self.against])]
@@ -106,19 +104,10 @@ def portions(refs: Iterable[ModelRef]) -> list[list[ModelRef]]:
 
 
 def load_rule(run: Run, file: str) -> Rule:
-    return _rule(str(run.root), file, run.path(file).stat().st_mtime_ns, run)
+    def read() -> Rule:
+        return read_rule(run.path(file), load_model(run, "base"), model_digest(run, "base"), load_data(run))
 
-
-def _rule(root: str, file: str, stamp: int, run: Run) -> Rule:
-    key = (root, file, stamp)
-    if key not in _RULES:
-        _RULES.clear()  # a density of the images is as large as they are
-        base = load_model(run, "base")
-        _RULES[key] = read_rule(run.path(file), base, model_digest(run, "base"), load_data(run))
-    return _RULES[key]
-
-
-_RULES: dict[tuple[str, str, int], Rule] = {}
+    return remembered("rule", run.path(file), read, keep=1)  # a density of the images is as large as they are
 
 
 def load_counterfactual(run: Run, ref: ModelRef) -> Denoiser:
@@ -129,16 +118,6 @@ def load_counterfactual(run: Run, ref: ModelRef) -> Denoiser:
     if ref.member is not None:
         return RuledDenoiser(base, load_rule(run, ref.counterfactual), [ref.member])
     return Counterfactual.load(run.path(ref.counterfactual)).apply(base)
-
-
-def _file_digest(run: Run, relative: str) -> str:
-    path = run.path(relative)
-    return _cached_digest(str(path), path.stat().st_mtime_ns, path.stat().st_size)
-
-
-@lru_cache(maxsize=4096)
-def _cached_digest(path: str, mtime: int, size: int) -> str:
-    return digest_file(Path(path))
 
 
 def terms_folder(run: Run, race: str | None = None, plan: Plan | None = None) -> str:
@@ -159,15 +138,10 @@ def run_scorer(
     )  # fmt: skip
 
 
-@lru_cache(maxsize=4)
-def _queries(folder: str, mtime: int) -> Queries:
-    return Queries.load(folder)
-
-
 def load_queries(run: Run, name: str) -> Queries:
     folder = run.path("queries", name)
     index = folder / "index.json"
-    return _queries(str(folder), index.stat().st_mtime_ns) if index.is_file() else Queries.load(folder)
+    return remembered("queries", index, lambda: Queries.load(folder)) if index.is_file() else Queries.load(folder)
 
 
 def score_tasks(
@@ -209,4 +183,4 @@ def score_tasks(
 def score_shard(run: Run, queries: str, shard: int, models: list[list[Any]], estimand: str | None = None) -> None:
     config = run.recipe.scoring
     part = load_queries(run, queries).shards(config.shard)[shard]
-    run_scorer(run, estimand=estimand).evaluate(part, [ModelRef(*m) for m in models], config.rounds, progress.tick)
+    run_scorer(run, estimand=estimand).evaluate(part, [ModelRef(*m) for m in models], config.rounds, tick)

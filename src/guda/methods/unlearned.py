@@ -13,7 +13,6 @@ from guda.methods.elbo import ElboMethod, Set
 from guda.methods.reference import reference, reference_scores, reference_tasks
 from guda.methods.regroup import regrouped, task_grouping
 from guda.methods.terms import ModelRef
-from guda.run import progress
 from guda.run.data import load_data, load_prompts, prompt_files
 from guda.run.models import (
     architecture,
@@ -25,9 +24,9 @@ from guda.run.models import (
     training_inputs,
 )
 from guda.run.run import Run
-from guda.run.task import Task
+from guda.run.task import Task, tick
 from guda.scoring.bands import Bands
-from guda.scoring.drift import Drift, measure
+from guda.scoring.reference import Drift, measure_drift
 from guda.unlearning.unlearn import OPERATORS, Operator, check_groups, check_kind, flips, unlearn_group
 
 
@@ -124,7 +123,7 @@ class Unlearned(ElboMethod):
         if self.run.recipe.scoring.drift == "keep":
             return None
         images = reference(self.run)
-        return measure(reference_scores(self, images, bands), self.outside(images.index))
+        return measure_drift(reference_scores(self, images, bands), self.outside(images.index))
 
     def fit_evals(self) -> float:
         return float(self.operator.fit_evals(self.config))
@@ -159,7 +158,7 @@ def fit_group(
         update={"steps": round(found.config.steps * found.passes(group))} | ({} if seed is None else {"seed": seed})
     )
     data = replace(load_data(run), groups=found.regrouped(group))
-    made = unlearn_group(model, data, group, method, settings, progress.tick, conditional, notes, prompts, latents)
+    made = unlearn_group(model, data, group, method, settings, tick, conditional, notes, prompts, latents)
     path = run.path(found.file(group, seed))
     if notes:  # first: the counterfactual says that the task is done
         write_json(path.with_suffix(".json"), notes)

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from guda.scoring.bars import Row, Scale, make_row
-from guda.scoring.null import Null
-from guda.scoring.reading import LOG_UNIT, axis_label, direction_text
+from guda.scoring.reading import LOG_UNIT, Kind, Verdict, axis_label, direction_text, verdict
+from guda.scoring.reference import Null
 from guda.scoring.scores import GroupScore, Scores
-from guda.scoring.verdict import Kind, Verdict, verdict
 from guda.table import decimals, interval, measured, probability, signed
 
 PER = 1000  # images

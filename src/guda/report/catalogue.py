@@ -15,7 +15,6 @@ from pathlib import Path
 
 from guda.errors import GudaError, suggestion
 from guda.evaluation.ceiling import CEILING
-from guda.evaluation.likelihood import COLUMNS, read_likelihood, reliability_sentence
 from guda.evaluation.paper_tables import (
     anchors_table,
     correlation_table,
@@ -41,9 +40,9 @@ from guda.run.data import load_data, scored_groups
 from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.scores import Scores
+from guda.steps.evaluate import path_evaluation
 from guda.steps.fit import Engine
-from guda.steps.likelihood import VARIANT
-from guda.steps.path_comparison import path_evaluation
+from guda.steps.likelihood import COLUMNS, VARIANT, read_likelihood, reliability_sentence
 from guda.steps.queries import choose_queries
 from guda.steps.score import scores_folder, scores_path
 from guda.table import Table, write_tables

@@ -23,9 +23,9 @@ from guda.report.cards import MethodView
 from guda.run.data import load_data, scored_data
 from guda.run.models import model_digest
 from guda.run.run import Run
-from guda.scoring.null import Null
+from guda.scoring.reading import LABELS
+from guda.scoring.reference import Null
 from guda.scoring.scores import Scores
-from guda.scoring.verdict import LABELS
 
 
 @dataclass(frozen=True, eq=False)

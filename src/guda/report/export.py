@@ -43,10 +43,10 @@ import numpy as np
 from guda import __version__
 from guda.errors import GudaError
 from guda.files import atomic_path, write_text
-from guda.report import costs, health
+from guda.methods.health import warnings
+from guda.report import costs, trust
 from guda.report.cards import MethodView
 from guda.report.content import Content
-from guda.steps.health import warnings
 
 SCHEMA = "guda-report/1"
 
@@ -122,7 +122,7 @@ def to_json(content: Content) -> dict[str, Any]:
         "warnings": warnings(content.run, [v.id for v in content.views]),
         "health": {
             h.id: h.found.model_dump(mode="json")
-            for h in health.read_views(content.run, content.views, content.main)
+            for h in trust.read_views(content.run, content.views, content.main)
         },
     }  # fmt: skip
 

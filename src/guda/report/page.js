@@ -1,6 +1,6 @@
 "use strict";
 // Switching, sorting and filtering. The server drew every card for the main method; this only fills in other values,
-// so the page says the same without it. Verdicts come from Python (scoring/verdict.py): one rule, one place.
+// so the page says the same without it. Verdicts come from Python (scoring/reading.py): one rule, one place.
 (() => {
   const D = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);

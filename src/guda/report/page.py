@@ -21,18 +21,17 @@ from guda.errors import GudaError
 from guda.evaluation.sanity import table as sanity_table
 from guda.evaluation.tables import attributable_tables, averages_table, comparison
 from guda.files import write_text
-from guda.report import costs, health, trust
+from guda.methods.health import warnings
+from guda.report import costs, trust
 from guda.report.cards import PER, MethodView
 from guda.report.content import Content
 from guda.report.pictures import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
 from guda.report.same_noise import Drawings, read_drawings
 from guda.run.data import load_data
 from guda.run.run import Run
-from guda.scoring.drift import SUBTRACTED
-from guda.scoring.reading import PATH_SIGN, READINGS, value
+from guda.scoring.reading import LABELS, NOT_VALIDATED, PATH_SIGN, READINGS, Verdict, value
+from guda.scoring.reference import SUBTRACTED
 from guda.scoring.scores import Scores
-from guda.scoring.verdict import LABELS, NOT_VALIDATED, Verdict
-from guda.steps.health import warnings
 from guda.table import percent, signed
 
 TEMPLATE = "page.html.j2"
@@ -227,7 +226,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
 
     run, data, queries, view, views = content.run, content.data, content.queries, content.view, content.views
     oracle, null = content.oracle, content.nulls[content.view.id]
-    healths = health.read_views(run, views, content.main)
+    healths = trust.read_views(run, views, content.main)
     symbols = Symbols()
     small = min(EXEMPLAR, side_for(EXEMPLARS * len(data.groups), EXAMPLES))
     exemplars = [
@@ -263,7 +262,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "healths": healths,
         "oracle_health": next((h for h in healths if oracle is not None and h.id == oracle.id), None),
         "drift_subtracted": any(v.estimand.endswith(SUBTRACTED) for v in views if healths and v.id == healths[0].id),
-        "null_view": None if null is None else health.NullView(view, null),
+        "null_view": None if null is None else trust.NullView(view, null),
         "has_nulls": any(n is not None for n in content.nulls.values()),
         "warnings": warnings(run, ids),
         "has_claims": oracle is not None,

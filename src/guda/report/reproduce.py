@@ -37,13 +37,12 @@ from guda.run.run import Run
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task
 from guda.steps.ablate import EPOCHS, Ablation, ablate, read_ablation
-from guda.steps.evaluate import pipeline
+from guda.steps.evaluate import OTHER, evaluate_by_path, path_methods, pipeline
 from guda.steps.fit import Engine, base_tasks, train
 from guda.steps.init import init
 from guda.steps.likelihood import likelihood
 from guda.steps.pairs import checked_pairs, pairs
 from guda.steps.partition import partition
-from guda.steps.path_comparison import OTHER, evaluate_by_path, path_methods
 from guda.steps.plan import Budget, outline, sketch_recipe
 from guda.steps.prompts import prompts_build
 from guda.steps.queries import choose_queries

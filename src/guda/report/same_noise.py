@@ -29,11 +29,10 @@ from guda.methods.base import get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import ModelRef, load_counterfactual
 from guda.report.pictures import SMALLEST, Symbols, grid, side_for
-from guda.run import progress
 from guda.run.data import load_data, load_prompts, prompt_files, scored_groups
 from guda.run.models import load_model
 from guda.run.run import Run
-from guda.run.task import Task, pending
+from guda.run.task import Task, pending, tick
 
 BLOCK = 16  # pictures drawn together; part of what makes their last bits
 
@@ -116,7 +115,7 @@ def draw(run: Run, model: list[Any], config: dict[str, Any]) -> None:
     told = [prompt for _, prompt in columns(run, asked)]
     images = ddim(
         denoiser, initial_noise(denoiser.shape, asked.seed, range(asked.n)), steps=asked.steps,
-        prompts=None if told[0] is None else [str(p) for p in told], block=min(BLOCK, asked.n), tick=progress.tick,
+        prompts=None if told[0] is None else [str(p) for p in told], block=min(BLOCK, asked.n), tick=tick,
         guidance=run.recipe.queries.guidance if run.recipe.prompts is not None else 1.0,
     )  # fmt: skip
     write_tensors(run.path(_part(run, ref, asked)), {"images": torch.from_numpy(images)}, {"model": ref.identity(run)})

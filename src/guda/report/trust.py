@@ -1,10 +1,19 @@
-"""How far to trust the answer: agreement with retraining (the oracle), in words and as marks of a small figure."""
+"""How far to trust the answer: agreement with retraining (the oracle), in words and as marks of a small figure.
+
+How far to trust the counterfactuals: the leakage matrix as a heat map, drift with intervals, the placebo null.
+
+Colour says the sign (blue: explained worse, as it should be on the diagonal; orange: better) and, with the square root
+of the size, how much: leakage is far smaller than forgetting and would otherwise be white beside it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 from pydantic import ValidationError
 
 from guda.errors import GudaError
@@ -12,8 +21,12 @@ from guda.evaluation.ceiling import CEILING
 from guda.evaluation.intervals import Share
 from guda.evaluation.results import DatasetEntry, Figure, read_entry
 from guda.files import read_json
+from guda.methods.base import get_method
+from guda.methods.health import DriftFigure, Health, read_health
+from guda.report.cards import MethodView, Scale
 from guda.run.run import Run
-from guda.table import percent, probability
+from guda.scoring.reference import QUANTILE, Null
+from guda.table import decimals, measured, percent, plus_minus, probability, signed
 
 METRIC = "top1"
 
@@ -160,3 +173,158 @@ def calibration_sentence(method: str, shares: list[Share]) -> str:
         f"{probability(sure.said)}), retraining agreed for {agreed(sure)} of {sure.n:,} "
         f"picture{'' if sure.n == 1 else 's'}: {held}"
     )
+
+
+NUMBERED = 16  # with more groups, numbers do not fit into the cells; they are in the tooltips
+
+STRONGEST = 0.5  # opacity of a cell: text on it stays readable, on light and dark ground
+
+DOTS = 300  # marks of a row in the figure of the null
+
+
+@dataclass(frozen=True)
+class Cell:
+    kind: str  # CSS classes: pos | neg, and own on the diagonal
+    strength: float
+    text: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One counterfactual: its row of the matrix, and its drift as text and as percent of a track."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    drift: str
+    style: str
+    verdict: str
+
+
+class HealthView:
+    """One method's health, ready to be drawn; `scale` is shared, so that methods can be compared by eye."""
+
+    def __init__(self, found: Health, scale: Scale) -> None:
+        self.found, self.scale = found, scale
+        self.matrix = np.array(found.matrix)
+        self.beside = np.where(np.eye(len(self.matrix), dtype=bool), 0.0, self.matrix)
+        self.digits = decimals(self.beside)
+        self.numbered = len(self.matrix) <= NUMBERED
+
+    @property
+    def id(self) -> str:
+        return self.found.method
+
+    def lines(self) -> list[Line]:
+        largest, verdicts = float(np.abs(self.matrix).max()) or 1.0, self.found.verdicts
+        return [
+            Line(name, tuple(self._cell(k, j, largest) for j in range(len(self.matrix))), self._drift(drift),
+                 self._style(drift), verdicts[name])
+            for k, (name, drift) in enumerate(zip(self.found.groups, self.found.drift, strict=True))
+        ]  # fmt: skip
+
+    def _cell(self, k: int, j: int, largest: float) -> Cell:
+        value, error = float(self.matrix[k, j]), self.found.stderr[k][j]
+        text = signed(value, self.digits)
+        told = text if error is None else f"{plus_minus(value, error, self.digits)} (standard error)"
+        title = f"without {self.found.groups[k]}, images of {self.found.groups[j]}: {told} nats"
+        kind = ("neg" if value < 0 else "pos") + (" own" if k == j else "")
+        strength = round(STRONGEST * math.sqrt(abs(value) / largest), 3)
+        return Cell(kind, strength, text if self.numbered else "", title)
+
+    def _drift(self, figure: DriftFigure) -> str:
+        return " ".join(measured(figure.mean, figure.lo, figure.hi, self.digits))
+
+    def _style(self, figure: DriftFigure) -> str:
+        zero, mean, lo, hi = (self.scale.at(v) for v in (0.0, figure.mean, figure.lo, figure.hi))
+        return f"--zero:{zero:g}%;--m:{mean:g}%;--l:{lo:g}%;--h:{hi - lo:.4g}%"
+
+    def bands(self) -> list[tuple[str, list[str]]]:
+        """(timesteps, drift of every group) from low to high noise."""
+        return [(f"{b.low} ≤ t < {b.high}", [self._drift(d) for d in b.drift]) for b in self.found.bands]
+
+    @cached_property
+    def mean_drift(self) -> float:
+        return float(np.mean([d.mean for d in self.found.drift]))
+
+    def sentences(self, oracle: HealthView | None, subtracted: bool, kind: str = "elbo") -> list[str]:
+        """The matrix in words; `kind` of the page's scores (scoring/reading.py)."""
+        groups, drift = self.found.groups, [d.mean for d in self.found.drift]
+        k, j = np.unravel_index(int(np.abs(self.beside).argmax()), self.beside.shape)
+        own = float(np.diagonal(self.matrix).mean())
+        said = [
+            f"Forgetting: {signed(own, self.digits)} nats on average on images of the removed group"
+            f"{self._against(oracle, 'own')}.",
+            f"Drift: {signed(self.mean_drift, self.digits)} nats on average on images of the other groups, from "
+            f"{signed(min(drift), self.digits)} to {signed(max(drift), self.digits)} depending on the removed group"
+            f"{self._against(oracle, 'drift')}.",
+            f"Largest leak: {signed(float(self.beside[k, j]), self.digits)} nats on images of {groups[j]} when "
+            f"{groups[k]} is removed.",
+        ]
+        said.append(f"{unsound}." if (unsound := self.found.unsound()) else "All counterfactuals are sound.")
+        if oracle is not self and kind.endswith("excess"):
+            said.append("The scores on this page are compared with the average picture, so most of the drift cancels.")
+        elif oracle is not self:
+            said.append(
+                "The drift has been subtracted from the scores on this page."
+                if subtracted
+                else "The drift is part of every score on this page; it says nothing about the group."
+            )
+        return said
+
+    def _against(self, oracle: HealthView | None, what: str) -> str:
+        if oracle is None or oracle is self:
+            return ""
+        value = float(np.diagonal(oracle.matrix).mean()) if what == "own" else oracle.mean_drift
+        return f" (real retraining: {signed(value, self.digits)})"
+
+
+def read_views(run: Run, views: Sequence[MethodView], main: int) -> list[HealthView]:
+    """Of every scored method that was checked; the page's main method first."""
+    order = [views[main], *(v for i, v in enumerate(views) if i != main)]
+    found = [h for v in order if v.reading.models and (h := read_health(run, get_method(run, v.id))) is not None]
+    if not found:
+        return []
+    ends = np.array([[d.lo, d.hi] for h in found for d in h.drift])
+    return [HealthView(h, Scale.of(ends)) for h in found]
+
+
+class NullView:
+    """The placebo scores beside the first groups' scores."""
+
+    def __init__(self, view: MethodView, null: Null) -> None:
+        self.view, self.null = view, null
+        self.first = view.scores.first
+        self.above = null.clears(view.scores)
+        self.scale = Scale.of(null.scores.score, self.first)
+
+    def sentences(self) -> list[str]:
+        n, above, digits = len(self.above), int(self.above.sum()), self.view.digits
+        half, line = (signed(self.null.quantile(q), digits) for q in (0.5, QUANTILE))
+        chance = 1 - QUANTILE ** len(self.view.scores.groups)
+        rest = f"; for the other {n - above:,} it does not stand out from placebo groups" if above < n else ""
+        return [
+            f"{self.null.n} placebo groups of {self.null.size:,} training images each, drawn at random from all "
+            f"groups, were unlearned by {self.view.id} like any group. Their images have nothing in common, so their "
+            "scores show what removing that many images does by itself.",
+            f"Half of their scores on these pictures are below {half} {self.view.unit}, 95 % below {line}.",
+            f"The first group’s score is above that line for {above:,} of {n:,} pictures{rest}.",
+            f"The line is for one group: of {len(self.view.scores.groups)} groups without meaning, the first would "
+            f"pass it for up to {percent(chance)} of the pictures. Placebos have the size of the median group; larger "
+            "groups score higher because of their size alone.",
+        ]
+
+    def rows(self) -> list[tuple[str, str, list[float]]]:
+        """(CSS class, label, places of its marks in percent) for the figure; thinned, keeping the ends."""
+        return [
+            ("placebo", f"{self.null.scores.score.size:,} placebo scores", self._marks(self.null.scores.score.ravel())),
+            ("first", f"{len(self.first):,} scores of first groups", self._marks(self.first)),
+        ]
+
+    def _marks(self, values: np.ndarray) -> list[float]:
+        ordered = np.sort(values)
+        chosen = np.unique(np.linspace(0, len(ordered) - 1, min(DOTS, len(ordered))).round().astype(int))
+        return [self.scale.at(float(v)) for v in ordered[chosen]]
+
+    def line(self) -> float:
+        return self.scale.at(self.null.quantile())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.errors import GudaError, Mismatch
+from guda.files import remembered
 from guda.run.run import Run
 from guda.run.sketch import Sketch
 
@@ -20,16 +20,11 @@ def load_data(run: Run) -> ImageData:
         return run.data
     folder = run.path("data")
     index = folder / "index.json"
-    data = _load_images(str(folder), index.stat().st_mtime_ns) if index.is_file() else ImageData.load(folder)
+    data = remembered("data", index, lambda: ImageData.load(folder)) if index.is_file() else ImageData.load(folder)
     if (expected := run.info.get("data_digest")) != data.digest:
         what = f"{folder} holds other images than the run was made from"
         raise Mismatch("data-changed", what, data.digest, expected, "restore it")
     return data
-
-
-@lru_cache(maxsize=4)
-def _load_images(folder: str, mtime: int) -> ImageData:
-    return ImageData.load(folder)
 
 
 def scored_groups(run: Run) -> tuple[str, ...]:
@@ -63,16 +58,11 @@ def load_prompts(run: Run) -> Prompts:
         )
     if not path.is_file():
         raise GudaError("prompts-missing", f"{run.root} has no prompts yet; run: guda prompts build {run.root}")
-    prompts = _read_prompts(str(path), path.stat().st_mtime_ns, run.info["data_digest"])
+    prompts = remembered("prompts", path, lambda: Prompts.load(path, run.info["data_digest"]))
     if (recorded := run.info.get("prompts_digest", prompts.digest)) != prompts.digest:
         what = f"{path} holds other prompts than this run was begun with"
         raise Mismatch("prompts-changed", what, prompts.digest, recorded, "restore it")
     return prompts
-
-
-@lru_cache(maxsize=4)
-def _read_prompts(path: str, mtime: int, data_digest: str) -> Prompts:
-    return Prompts.load(Path(path), data_digest)
 
 
 def prompt_files(run: Run) -> tuple[str, ...]:

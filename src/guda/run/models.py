@@ -35,11 +35,10 @@ from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, Mismatch
 from guda.files import TEMPORARY, atomic_folder, digest, read_json, write_json, write_tensors
 from guda.parts import FolderParts
-from guda.run import progress
 from guda.run.data import load_data, prompt_files, training_prompts
 from guda.run.run import Run
 from guda.run.sketch import Sketch
-from guda.run.task import Task
+from guda.run.task import Task, tick
 
 if TYPE_CHECKING:
     from guda.diffusion.training import Trained
@@ -200,7 +199,7 @@ def architecture(run: Run) -> Denoiser:
 
 def training_warning(run: Run) -> str | None:
     """One line where the model under study was trained here and its loss was still falling at the end."""
-    from guda.diffusion.curve import still_falling
+    from guda.diffusion.training import still_falling
 
     if run.recipe.model.path is not None or run.recipe.training is None:
         return None
@@ -258,7 +257,7 @@ def train_model(run: Run, seed: int, checkpoint: Path, groups: Groups | None = N
     data, config, denoiser = load_data(run), need_training(run), architecture(run)
     latents, prompts = training_inputs(run, denoiser, config.flips)
     return train(
-        denoiser, data.images, groups or data.groups, config, seed=seed, checkpoint=checkpoint, tick=progress.tick,
+        denoiser, data.images, groups or data.groups, config, seed=seed, checkpoint=checkpoint, tick=tick,
         latents=latents, prompts=prompts, fine_tune=run.recipe.model.start is not None, **options,
     )  # fmt: skip
 

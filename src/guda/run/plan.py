@@ -1,5 +1,5 @@
 """How a run is scored: its plan, its pilot (RUN/pilot.json), from which an importance plan is built, and its execution
-settings (RUN/probe.json), measured once on a GPU (see scoring/settings.py).
+settings (RUN/probe.json), measured once on a GPU (see scoring/plan.py).
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, Mismatch
 from guda.files import read_json, write_json
 from guda.run.data import load_data, training_prompts
-from guda.run.models import model_digest, run_schedule
+from guda.run.models import load_model, model_digest, model_files, run_schedule
 from guda.run.run import Run
 from guda.run.sketch import Sketch
-from guda.scoring.pilot import measure_density
-from guda.scoring.plan import Plan, make_plan
-from guda.scoring.settings import Settings, fastest
+from guda.run.task import Task
+from guda.scoring.pilot import GROUPS, IMAGES, POINTS, measure_density, pilot_kind
+from guda.scoring.plan import Plan, Settings, fastest, make_plan
+
+_PLANS: dict[tuple[str, str, int], Plan] = {}
 
 
 def pilot_file(run: Run) -> str:
@@ -29,20 +31,12 @@ def run_plan(run: Run) -> Plan:
     """The run's plan; an importance plan needs RUN/pilot.json, measured on this run's model."""
     if isinstance(run, Sketch):
         return run.plan
-    config = run.recipe.scoring
     stamp = run.path(pilot_file(run)).stat().st_mtime_ns if run.has(pilot_file(run)) else 0
-    return _run_plan(str(run.root), config.model_dump_json(), stamp, run)
-
-
-def _run_plan(root: str, config: str, stamp: int, run: Run) -> Plan:
-    key = (root, config, stamp)
+    key = (str(run.root), run.recipe.scoring.model_dump_json(), stamp)
     if key not in _PLANS:
         _PLANS.clear()
         _PLANS[key] = make_plan(run_schedule(run), run.recipe.scoring, _stored_density(run))
     return _PLANS[key]
-
-
-_PLANS: dict[tuple[str, str, int], Plan] = {}
 
 
 def needs_pilot(run: Run) -> bool:
@@ -72,13 +66,29 @@ def _stored_density(run: Run) -> np.ndarray | None:
     return np.array(stored["density"])
 
 
-def write_pilot(run: Run, full: Denoiser, block: int) -> None:
-    """Measure and keep."""
+def pilot_tasks(run: Run) -> list[Task]:
+    """Nothing where the plan needs no pilot, or the run has one. Which method is scored does not matter to it."""
+    if not needs_pilot(run):
+        return []
     path = run.recipe.scoring.estimand == "path"
-    found = measure_density(full, load_data(run), block, training_prompts(run), path)
+    kind = pilot_kind(load_model(run, "base"), load_data(run), training_prompts(run))
+    models = {"nothing": 0, "rule": 0 if path else 2, "prompts": 1 + GROUPS}[kind]  # a rule answers for all groups
+    return [
+        Task(
+            name="pilot, path" if path else "pilot", stage="pilot", fn="guda.run.plan:make_pilot", args={},
+            makes=(pilot_file(run),), needs=model_files(run, "base"), cost=float(2 * POINTS * IMAGES * models),
+        )
+    ]  # fmt: skip
+
+
+def make_pilot(run: Run) -> None:
+    settings, path = run_settings(run), run.recipe.scoring.estimand == "path"
+    with settings.active():
+        model = load_model(run, "base")
+        pilot = measure_density(model, load_data(run), settings.block, training_prompts(run), path)
     value = {
-        "base": model_digest(run, "base"), "by": found.by, "groups": list(found.groups), "images": found.images,
-        "evals": found.evals, "t": found.t.tolist(), "size": found.size.tolist(), "density": found.density.tolist(),
+        "base": model_digest(run, "base"), "by": pilot.by, "groups": list(pilot.groups), "images": pilot.images,
+        "evals": pilot.evals, "t": pilot.t.tolist(), "size": pilot.size.tolist(), "density": pilot.density.tolist(),
     }  # fmt: skip
     write_json(run.path(pilot_file(run)), value)
 

@@ -12,12 +12,11 @@ from guda.diffusion.noise import generator
 from guda.diffusion.sampling import BLOCK, generate, sample, sample_id
 from guda.errors import GudaError
 from guda.files import digest
-from guda.run import progress
 from guda.run.data import load_data, load_prompts, prompt_files, scored_groups
 from guda.run.models import load_model, model_digest, model_files, run_schedule
 from guda.run.parts import Shard, Sharded
 from guda.run.run import Run
-from guda.run.task import Task
+from guda.run.task import Task, tick
 
 TEXT_BLOCK = 16  # guidance doubles it, and these networks are large
 
@@ -135,12 +134,12 @@ def sample_block(run: Run, config: dict[str, object], shard: int) -> None:
     made = _drawn_blocks(run, asked)
     here = range(made.shards[shard].start, made.shards[shard].stop)
     if run.recipe.prompts is None:
-        images = sample(model, here, seed=asked.seed, steps=asked.steps, block=block, tick=progress.tick)
+        images = sample(model, here, seed=asked.seed, steps=asked.steps, block=block, tick=tick)
     else:
         prompts = [prompt for _, prompt in prompt_list(run, asked)[here.start : here.stop]]
         images = generate(
             model, prompts, seed=asked.seed, steps=asked.steps or TEXT_STEPS, guidance=asked.guidance, block=block,
-            tick=progress.tick,
+            tick=tick,
         )  # fmt: skip
     made.write(shard, {"images": torch.from_numpy(images)}, {"model": model_digest(run, "base")})
 

@@ -7,13 +7,15 @@ is done and is never run again, so any engine may run any task any number of tim
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guda.files import digest
-from guda.run import progress
+from guda.files import alive, digest, temporary
 from guda.run.run import Run
 
 
@@ -51,15 +53,15 @@ def execute(root: str, task: Task, alone: bool = True) -> float:
     run = Run.open(root)
     module, _, function = task.fn.partition(":")
     heartbeat = run.path(task.heartbeat)
-    progress.watch(heartbeat if alone else None)
+    report_to(heartbeat if alone else None)
     started = time.monotonic()
     try:
         # a task that resumes may return the seconds it had spent before
         earlier = getattr(importlib.import_module(module), function)(run, **task.args) or 0.0
     finally:
-        progress.watch(None)
+        report_to(None)
         if alone:
-            Path(heartbeat).unlink(missing_ok=True)
+            heartbeat.unlink(missing_ok=True)
     seconds = time.monotonic() - started + earlier
     if alone:
         run.record_time(task.stage, task.name, seconds, task.cost)
@@ -76,3 +78,46 @@ def pending(run: Run, tasks: list[Task]) -> list[Task]:
             left.append(task)
         seen.add(task.makes)
     return left
+
+
+# ---- Progress: reported by the task, read by engines and `guda status`. The heartbeat is a small file in the run
+# folder, so it can be read on this machine or through a shared disk. No result depends on it.
+INTERVAL = 0.5  # seconds between writes
+
+_heartbeat: Path | None = None
+_reported = 0.0
+
+
+def report_to(file: Path | None) -> None:
+    """Report this process's progress to `file`, or with None nowhere."""
+    global _heartbeat, _reported
+    _heartbeat, _reported = file, 0.0
+
+
+def tick(done: int, total: int) -> None:
+    global _reported
+    now = time.monotonic()
+    if _heartbeat is None or now - _reported < INTERVAL:
+        return
+    _reported = now
+    _heartbeat.parent.mkdir(parents=True, exist_ok=True)
+    tmp = temporary(_heartbeat)
+    value = {"done": done, "total": total, "pid": os.getpid(), "host": socket.gethostname()}
+    tmp.write_text(json.dumps(value))
+    os.replace(tmp, _heartbeat)
+
+
+def read_progress(file: Path) -> dict[str, int] | None:
+    """The last report; None if there is none or its process is gone (kill -9 leaves the file behind)."""
+    try:
+        value = json.loads(file.read_text())
+        here = value["host"] == socket.gethostname()
+        return {k: int(value[k]) for k in ("done", "total")} if not here or alive(value["pid"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def fraction(file: Path) -> float:
+    """Between 0 and 1; 0 if nothing was reported yet."""
+    value = read_progress(file)
+    return 0.0 if value is None else min(1.0, value["done"] / max(1, value["total"]))

@@ -21,19 +21,17 @@ from guda.errors import GudaError
 from guda.files import digest
 from guda.parts import MemoryParts
 from guda.scoring.bands import Bands
+from guda.scoring.combine import combine, contributions, networks
 from guda.scoring.copies import crowding, find_copied, nearest
-from guda.scoring.drift import Drift, draw_reference, measure, reference_index
-from guda.scoring.excess import Excess, check_drift, positions
-from guda.scoring.excess import average as average_of
-from guda.scoring.origin import Copied, Origin, make_origins
+from guda.scoring.origin import LEAST, ROUNDS, Copied, Described, Origin, make_origins, typical_p
 from guda.scoring.pilot import measure_density
-from guda.scoring.plan import Plan, make_plan
+from guda.scoring.plan import OutOfMemory, Plan, Settings, fastest, make_plan, typical_plan
 from guda.scoring.race import StopRule
 from guda.scoring.race_rounds import evaluate_here, iter_rounds
-from guda.scoring.scorer import Scorer, Set, combine, contributions, networks
+from guda.scoring.reference import Drift, Excess, check_drift, draw_reference, measure_drift, reference_index
+from guda.scoring.reference import average as average_of
+from guda.scoring.scorer import Reader, Scorer, Set
 from guda.scoring.scores import Scores
-from guda.scoring.settings import OutOfMemory, Settings, fastest
-from guda.scoring.typical import LEAST, ROUNDS, Described, typical_p, typical_plan
 from guda.unlearning.bank import Bank, Workbench
 from guda.unlearning.rule import Ruled, RuledDenoiser
 
@@ -150,7 +148,7 @@ def _origins(
                 scorer.evaluate(shard, [full], ROUNDS)
             return Described.of_terms(scorer.read(pictures, full, ROUNDS))
 
-        p = typical_p(describe(samples), describe(queries), positions(queries, samples))
+        p = typical_p(describe(samples), describe(queries), samples.find(queries.images, queries.prompts))
     if data is not None:
         images = _flat(model, data.images)
         about = crowding(images)
@@ -182,7 +180,7 @@ def _excess(
     if pictures is None:
         raise GudaError("average-missing", "excess scores need samples of the model; give them as average=...")
     scored = _paired(scorer, sets, pictures, config, bands).mean(axis=0).sum(axis=-1)
-    return average_of(scored, scorer.path, positions(queries, pictures))
+    return average_of(scored, scorer.path, pictures.find(queries.images, queries.prompts))
 
 
 def need(data: ImageData | None, why: str) -> ImageData:
@@ -208,7 +206,7 @@ def _paired(
     full, others = sets[0]
     for shard in queries.shards(scorer.shard):
         scorer.evaluate(shard, [full, *others.values()], config.rounds)
-    return contributions(sets, tuple(others), scorer.reader(queries, config.rounds, bands))
+    return contributions(sets, tuple(others), Reader(scorer, queries, config.rounds, bands))
 
 
 def _drift(
@@ -218,4 +216,4 @@ def _drift(
     groups = [data.groups.index(g) for g in sets[0][1]]
     images = draw_reference(data, config.reference, prompts=prompts, groups=groups)
     scored = _paired(scorer, sets, images, config, bands).mean(axis=0).sum(axis=-1)
-    return measure(np.asarray(scored), ~data.groups.membership[reference_index(images)][:, groups])
+    return measure_drift(np.asarray(scored), ~data.groups.membership[reference_index(images)][:, groups])

@@ -23,16 +23,15 @@ import numpy as np
 import torch
 
 from guda.data.images import ImageData
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.noise import generator
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
 from guda.scoring.plan import prior_density, stratified
 from guda.scoring.terms import make_draws, measure_rule
 from guda.scoring.terms import measure as measure_terms
-from guda.unlearning.densities import GaussianDensity, fit_gaussians
-from guda.unlearning.rule import Rule, RuleConfig, RuledDenoiser
+from guda.unlearning.rule import GaussianDensity, Rule, RuleConfig, RuledDenoiser, fit_gaussians
 
 POINTS = 12  # timesteps of the grid
 

@@ -26,7 +26,7 @@ from scipy import stats
 
 from guda.errors import GudaError
 from guda.scoring.estimate import effective_df
-from guda.scoring.excess import Excess
+from guda.scoring.reference import Excess
 from guda.scoring.scores import Scores
 
 

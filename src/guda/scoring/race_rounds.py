@@ -13,10 +13,11 @@ import numpy as np
 
 from guda.data.queries import Queries
 from guda.errors import GudaError, Mismatch
+from guda.scoring.combine import equal_shares, networks
 from guda.scoring.estimate import LEVEL
-from guda.scoring.excess import Excess
 from guda.scoring.race import Race, RaceResult, Screened, StopRule
-from guda.scoring.scorer import M, Scorer, Set, Shares, equal_shares, networks, shard_name
+from guda.scoring.reference import Excess
+from guda.scoring.scorer import M, Scorer, Set, Shares, shard_name
 from guda.scoring.scores import Scores
 from guda.scoring.terms import kl
 

@@ -5,14 +5,37 @@ its excess           nats        positive: more so than for the average picture
 path divergence      nats        never negative; any two trainings differ a little, so zero means nothing
 its excess           log ratio   positive: the model changes more than for the average picture; log 6 = 6 times
 other                own unit    says nothing about a model without the group
+
+The verdict on one picture, in plain language, from where it comes from and its groups' intervals and ranks.
+
+A picture that the model does not make is `foreign`: no group is named. One that nearly repeats a training image is a
+`copy` of it (scoring/origin.py). Of other pictures the first group stands out only if its whole interval is above the
+floor, and no other group may be ahead of it. The floor is zero (for excess scores the average picture; path divergences
+have none), or what 95 % of placebo groups score, where that is more. Who may be ahead is told by the rank intervals:
+differences between groups scored with the same draws, all comparisons held together at 95 % (scoring/estimate.py), or a
+race settled with at least that confidence, among the groups that raced. Where there are none, and among the first of a
+race that settled several together, two groups count as separated only if their intervals do not overlap, which is
+stricter.
+
+All of that is about the noise of scoring. Where answers were compared with retraining, each picture has an answer set
+that contains retraining's first group for 95 % of pictures (scoring/answer_set.py), whatever the reason for an error.
+Then the set decides who may be ahead: a group stands out if the set has no other, and several are `close`. Where
+answers were not compared, the verdict says so.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from guda.table import measured, plain
+from guda.scoring.origin import UNKNOWN, Origin
+from guda.table import measured, plain, signed
+
+if TYPE_CHECKING:
+    from guda.scoring.scores import GroupScore
+
 
 NATS, LOG_UNIT = "nats", "log ratio"
 
@@ -131,3 +154,108 @@ def direction(elbo: float | None, stderr: float | None) -> str | None:
 
 def direction_text(group: str, way: str | None) -> str:
     return "" if way is None else f"without {group} the picture is explained {way}"
+
+
+Kind = Literal["stands-out", "close", "nothing", "foreign", "copy", "unmeasured"]
+
+LABELS: dict[Kind, str] = {
+    "stands-out": "One group stands out",
+    "close": "Too close to call",
+    "nothing": "Nothing stands out",
+    "foreign": "Not a picture of this model",
+    "copy": "Near copy of a training image",
+    "unmeasured": "No interval, no verdict",
+}
+
+NOT_VALIDATED = "not validated against retraining"
+
+NAMED = 3  # groups of a tie that are named; the others are counted
+
+
+@dataclass(frozen=True)
+class Verdict:
+    kind: Kind
+    headline: str
+    detail: str
+    groups: tuple[str, ...] = ()  # that the verdict names: the one that stands out, or those that are close
+    note: str = ""  # how answers like this one were compared with retraining
+
+    @property
+    def text(self) -> str:
+        return f"{self.headline} ({self.detail})"
+
+
+def verdict(
+    ranked: Sequence[GroupScore], digits: int = 1, floor: float = 0.0, origin: Origin = UNKNOWN, validation: str = ""
+) -> Verdict:
+    """`ranked`: all groups of one picture, best first; scores must be above `floor` to count. `validation`: how answers
+    by this method were compared with retraining."""
+    note = validation or NOT_VALIDATED
+    if origin.copy_of is not None:
+        return Verdict("copy", f"nearly repeats the training image {origin.copy_of}", _alike(origin),
+                       (origin.copy_group or "",))  # fmt: skip
+    if origin.foreign:
+        return Verdict("foreign", "this model does not make such pictures", f"{_unlike(origin)}; no attribution")
+    found = _by_scores(ranked, digits, floor)
+    return replace(found, note=note) if found.groups else found
+
+
+def _unlike(origin: Origin) -> str:
+    return f"fewer than {100 * (origin.typical_p or 0):.2g} % of its own pictures are as unusual"
+
+
+def _alike(origin: Origin) -> str:
+    near = "" if origin.copy_distance is None else f", at {origin.copy_distance:.2g} of the usual distance"
+    return f"of group {origin.copy_group}{near}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - NAMED
+    if rest > 0:
+        return f"{', '.join(names[:NAMED])} and {rest} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _by_answers(answers: Sequence[str], told: str, clear: bool, clears: str) -> Verdict:
+    """From the calibrated set, which errs by the noise of scoring too: the calibration's pictures were scored alike."""
+    if len(answers) > 1:
+        return Verdict("close", f"one of the groups {_listed(answers)}", f"the first is {told}", tuple(answers))
+    if not clear:
+        return Verdict("nothing", "nothing stands out", f"the first, {answers[0]}, does not clear {clears}: {told}")
+    return Verdict("stands-out", f"group {answers[0]} stands out", f"{told}; alone in its answer set", (answers[0],))
+
+
+def _by_scores(ranked: Sequence[GroupScore], digits: int, floor: float) -> Verdict:
+    """What the noise of scoring allows to say."""
+    first = ranked[0]
+    told, read = value(first.score, first.lo, first.hi, digits, first.unit), reading(first.unit, first.sign)
+    if first.lo is None:
+        return Verdict("unmeasured", f"group {first.group} is first", f"{told}; no interval, so no verdict")
+    clears = read.zero if floor <= 0 else f"what placebo groups score ({signed(floor, digits)})"
+    bar = max(floor, 0.0) if read.has_zero or floor > 0 else -math.inf  # path divergences are never zero
+    if not any(g.lo is not None and g.lo > bar for g in ranked):
+        return Verdict("nothing", "nothing stands out", f"no interval clears {clears}; first is {first.group}, {told}")
+    if answers := [g.group for g in ranked if g.answer]:
+        return _by_answers(answers, told, first.lo > bar, clears)
+    may = [g for g in ranked[1:] if g.rank_lo in (None, 1)]
+    if first.rank_hi is not None and first.p_first is not None:
+        rivals = [] if first.rank_hi == 1 else [g.group for g in may]
+        why = "their differences are within the error; the first is"
+    else:  # no ranks, or those of a race, which says nothing about the order of the first few
+        rivals = [] if first.rank_hi == 1 else [g.group for g in may if g.hi is not None and g.hi >= first.lo]
+        why = "their intervals overlap that of the first:"
+    tied = [first.group, *rivals]
+    if len(tied) > 1:
+        return Verdict("close", f"groups {_listed(tied)} not separated", f"{why} {told}", tuple(tied))
+    once = 0 if first.rank_hi == 1 else sum(g.lo is None for g in may)
+    if once:
+        seen = "1 group has" if once == 1 else f"{once} groups have"
+        why = f"{told}; {seen} no interval (seen only once, or not at all), so its first place is not tested"
+        return Verdict("unmeasured", f"group {first.group} is first", why)
+    if first.lo <= bar:
+        return Verdict("nothing", "nothing stands out", f"the first, {first.group}, does not clear {clears}: {told}")
+    left = sum(g.rank_lo is None for g in ranked[1:]) if first.rank_hi == 1 else 0  # those that a screen left out
+    among = f" of the {len(ranked) - left} that were raced" if left else ""
+    return Verdict(
+        "stands-out", f"group {first.group} stands out", f"{told}; clear of the next group{among}", (first.group,)
+    )

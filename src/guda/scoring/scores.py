@@ -18,8 +18,7 @@ import numpy as np
 from guda.errors import GudaError, NotFinite, suggestion
 from guda.files import read_table, write_table
 from guda.scoring.origin import UNKNOWN, Origin, origin_columns, read_origins
-from guda.scoring.reading import PATH_SIGN, SIGN, Reading, direction, reading, value
-from guda.scoring.verdict import Verdict, verdict
+from guda.scoring.reading import PATH_SIGN, SIGN, Reading, Verdict, direction, reading, value, verdict
 from guda.table import decimals
 
 if TYPE_CHECKING:

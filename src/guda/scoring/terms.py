@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from guda.blocks import blocks
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.diffusion.noise import KeyedNoise
 from guda.errors import NotFinite
 from guda.scoring.plan import Plan

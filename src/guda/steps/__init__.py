@@ -1,15 +1,15 @@
 """One function per command, used by Python and `cli/` alike. Each resumes where it stopped and redoes nothing."""
 
+from guda.methods.health import warnings
 from guda.run.samples import query_count
 from guda.steps.ablate import ablate, read_ablation
 from guda.steps.calibrate import calibrate
 from guda.steps.calibration import calibration_note
 from guda.steps.cluster import ClusterConfig, plan_cluster
-from guda.steps.cross import evaluate_cross
 from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
 from guda.steps.fit import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, ray_engine, sample, train
-from guda.steps.function import evaluate_function
-from guda.steps.health import health, health_methods, warnings
+from guda.steps.function import evaluate_cross, evaluate_function
+from guda.steps.health import health, health_methods
 from guda.steps.init import (
     change_groups,
     change_queries,

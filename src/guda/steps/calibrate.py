@@ -11,6 +11,7 @@ import numpy as np
 from guda.config import QueriesConfig
 from guda.errors import GudaError
 from guda.methods.base import METHODS, Method, get_method
+from guda.methods.elbo import run_oracle
 from guda.methods.terms import load_queries
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
@@ -18,7 +19,6 @@ from guda.run.task import Task
 from guda.scoring.estimate import LEVEL
 from guda.steps.calibration import Calibration, make_calibration, source_of, write_calibration
 from guda.steps.fit import Engine, base_tasks, check_fitted, fitted_methods
-from guda.steps.oracle import run_oracle
 from guda.steps.queries import refuse_shared, tuning_queries
 from guda.steps.score import prepared, publish, scores_path, up_to_date
 

@@ -24,9 +24,8 @@ from guda.run.data import scored_groups
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.scoring.answer_set import answer_sets, interval_gaps, set_gaps, spreads, threshold
-from guda.scoring.reading import LOG_UNIT
+from guda.scoring.reading import LOG_UNIT, NOT_VALIDATED
 from guda.scoring.scores import Scores
-from guda.scoring.verdict import NOT_VALIDATED
 
 
 class Source(Config):

@@ -30,7 +30,7 @@ from guda.run.plan import run_settings
 from guda.run.run import Run
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task
-from guda.scoring.settings import seconds_per_block
+from guda.scoring.plan import seconds_per_block
 from guda.steps.fit import base_tasks
 from guda.steps.plan import disk
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.attributable import Attributability, attributable
-from guda.evaluation.ceiling import Comparison, compare, query_noise_floor
+from guda.evaluation.ceiling import Comparison, compare, query_noise_floor, stripped_null
 from guda.evaluation.intervals import bootstrap_mean
-from guda.evaluation.results import Cost, DatasetEntry, GroupAverage, dataset_entry
+from guda.evaluation.results import NULL, Cost, DatasetEntry, GroupAverage, dataset_entry
 from guda.evaluation.tables import separation
 from guda.files import write_json
 from guda.methods.base import METHODS, Method, get_method
-from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.elbo import ElboMethod, has_counterfactuals, run_oracle
 from guda.methods.regroup import placebos_of, takes_placebos
 from guda.methods.terms import load_queries, terms_folder
 from guda.run.models import need_training, run_schedule
@@ -25,14 +26,14 @@ from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
 from guda.scoring.answer_set import covered
 from guda.scoring.bands import Bands, default_edges
-from guda.scoring.drift import SUBTRACTED
+from guda.scoring.reference import SUBTRACTED
 from guda.scoring.scores import Scores
 from guda.scoring.training_noise import left_out_coverage
 from guda.steps.calibrate import calibrate
 from guda.steps.calibration import calibration_state
 from guda.steps.fit import Engine, fit_tasks, ready
 from guda.steps.health import health
-from guda.steps.oracle import run_oracle
+from guda.steps.init import change_scoring
 from guda.steps.queries import tuned_on
 from guda.steps.score import parse_bands, placebo_null, publish, score, scored_methods, scores_folder, up_to_date
 
@@ -57,7 +58,7 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
     if bands is None:
         trust = _trust(run, queries, oracle, gold, {m.method_id: scores[m.method_id] for m in methods})
     found = replace(found, note=" ".join(notes + _held(trust)))
-    costs, figures = {}, dict(trust)
+    costs, figures = {}, trust | _null(run, gold)
     for method in [*methods, oracle]:
         m = method.method_id
         costs[m] = method_cost(run, name, method)
@@ -108,6 +109,13 @@ def _trust(
         figure = bootstrap_mean(values, config.resamples, config.seed)
         figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
     return figures
+
+
+def _null(run: Run, gold: np.ndarray) -> dict[str, float]:
+    """What rank correlations of excess scores are read against."""
+    config = run.recipe.evaluation
+    found = stripped_null(gold, config.resamples, config.seed) if run.recipe.scoring.excess else None
+    return {} if found is None else {NULL: found.mean, f"{NULL}.lo": found.lo, f"{NULL}.hi": found.hi}
 
 
 def _held(trust: dict[str, float]) -> list[str]:
@@ -245,3 +253,33 @@ def pipeline(run: Run, engine: Engine) -> DatasetEntry:
         checked = [m for m in found if m.counterfactuals and m.ranks_groups and not m.oracle]
         health(run, [m.method_id for m in checked], engine)
     return evaluate(run, name)
+
+
+# ---- Under another estimand, beside the run's own: path divergence, in excess of the average picture. Tasks read the
+# recipe from the run folder, so its scoring section is changed while they run and restored afterwards. The scores and
+# their evaluation go to folders of their own; the run's evaluation.json stays.
+OTHER = {"estimand": "path", "excess": True, "drift": "keep"}
+
+FOLDER = "path-excess"
+
+
+def path_methods(run: Run) -> list[str]:
+    """Those of the recipe that have counterfactuals; for others there is only one kind of score."""
+    found = [get_method(run, m) for m in run.recipe.methods]
+    return [m.method_id for m in found if m.counterfactuals and m.ranks_groups]
+
+
+def evaluate_by_path(run: Run, name: str, engine: Engine) -> DatasetEntry:
+    """Score one query set under the other estimand, by the same methods, and compare with the oracle's own."""
+    before = run.recipe
+    change_scoring(run, **OTHER)
+    try:
+        score(run, name, path_methods(run), engine)
+        return evaluate(run, name, own=False)
+    finally:
+        run.update(before)
+
+
+def path_evaluation(run: Run, name: str) -> Path:
+    """Where its evaluation is."""
+    return run.path("scores", name, FOLDER, "evaluation.json")

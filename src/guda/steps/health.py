@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from guda.errors import GudaError
 from guda.methods.base import get_method
-from guda.methods.health import Health, check_health, measure_health, read_health, write_health
+from guda.methods.health import Health, check_health, measure_health, write_health
 from guda.methods.reference import reference, reference_tasks
-from guda.run.models import training_warning
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.steps.fit import Engine, check_fitted, fitted_methods
@@ -46,10 +45,3 @@ def health(run: Run, methods: Sequence[str], engine: Engine, n: int | None = Non
     for found in chosen:
         write_health(run, found, measured[found.method_id])
     return measured
-
-
-def warnings(run: Run, methods: Sequence[str] = ()) -> list[str]:
-    """What should be read before any score is: a model that is still learning, counterfactuals that are not sound."""
-    found = [get_method(run, m) for m in methods]
-    measured = [h for m in found if m.counterfactuals and m.ranks_groups and (h := read_health(run, m)) is not None]
-    return [line for line in (training_warning(run), *(h.unsound() for h in measured)) if line]

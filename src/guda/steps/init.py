@@ -16,11 +16,11 @@ from guda.errors import GudaError
 from guda.files import atomic_folder
 from guda.methods.base import METHODS, get_method
 from guda.methods.terms import load_queries
-from guda.run import progress
 from guda.run.data import load_data
 from guda.run.models import full_name, need_training, run_schedule
 from guda.run.recipe import Recipe
 from guda.run.run import Run, here, writable
+from guda.run.task import read_progress
 from guda.scoring.plan import make_plan, prior_density
 from guda.steps.fit import base_tasks
 from guda.steps.score import scored_methods
@@ -193,7 +193,7 @@ def status(run: Run) -> dict[str, Any]:
     for name in names:
         tasks = [t for t in get_method(run, name).fit() if t.stage.partition("/")[0] != "train"]
         methods[name] = {"fitted": sum(t.done(run) for t in tasks), "of": len(tasks)}
-    running = [r for p in sorted(run.path("progress").glob("[!.]*.json")) if (r := progress.read(p)) is not None]
+    running = [r for p in sorted(run.path("progress").glob("[!.]*.json")) if (r := read_progress(p)) is not None]
     base = run.recipe.model.path or full_name(need_training(run).seed)
     return {
         "run": str(run.root),

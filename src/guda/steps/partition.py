@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from guda.data.partition import moved_per_group
+from guda.data.sources import moved_per_group
 from guda.errors import GudaError, refuse_difference
 from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.metrics import per_query

@@ -38,8 +38,8 @@ from guda.run.run import Run
 from guda.run.samples import has_samples, query_count, sample_tasks
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task, pending
+from guda.scoring.plan import seconds_per_block
 from guda.scoring.scores import Scores
-from guda.scoring.settings import seconds_per_block
 from guda.steps.fit import base_tasks
 from guda.steps.score import scored_methods, scores_path
 from guda.unlearning.bank import bank_fraction, full_bytes

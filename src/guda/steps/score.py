@@ -13,25 +13,22 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.methods.base import METHODS, Method, get_method
-from guda.methods.descent import check_descent, descend
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.origin import draws_samples, origin_tasks, origins, origins_asked
-from guda.methods.pilot import pilot_tasks
-from guda.methods.race import check_race, iter_rounds, run_race
+from guda.methods.race import check_descent, check_race, descend, iter_rounds, run_race
 from guda.methods.regroup import PLACEBO, fitted_placebos, placebo_size
 from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
 from guda.run.models import load_model, run_schedule
-from guda.run.plan import halve_block, probe
+from guda.run.plan import halve_block, pilot_tasks, probe
 from guda.run.run import Run
 from guda.run.samples import average_name, collect_samples, sample_tasks
 from guda.run.task import Task, pending
 from guda.scoring.bands import Bands, by_band, default_edges
-from guda.scoring.excess import check_drift
-from guda.scoring.null import Null
+from guda.scoring.plan import OutOfMemory
 from guda.scoring.race import TREE, RaceResult, Screen, Screened, StopRule
+from guda.scoring.reference import Null, check_drift
 from guda.scoring.scores import Scores
-from guda.scoring.settings import OutOfMemory
 from guda.steps.calibration import calibrated
 from guda.steps.fit import Engine, check_fitted
 
@@ -136,14 +133,15 @@ def prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable
 
 def _prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable[[], Iterator[T]]) -> Iterator[T]:
     """The same of work that tells how far it is; it begins again with smaller blocks."""
-    if any(m.counterfactuals for m in methods):
+    by_models = any(m.counterfactuals for m in methods)
+    if by_models:
         probe(run, load_model(run, "base"))
     while True:
         try:
-            if run.recipe.scoring.excess and any(m.counterfactuals for m in methods):
+            if by_models and run.recipe.scoring.excess:
                 engine(run, sample_tasks(run, run.recipe.queries), "sample the average picture")
                 collect_samples(run, run.recipe.queries, average_name(run))
-            engine(run, pilot_tasks(run, methods), "pilot")
+            engine(run, pilot_tasks(run) if by_models else [], "pilot")
             yield from work()
             return
         except OutOfMemory:

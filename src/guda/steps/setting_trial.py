@@ -19,7 +19,7 @@ from guda.evaluation.ceiling import CEILING, Comparison, compare
 from guda.evaluation.results import Cost, DatasetEntry, dataset_entry
 from guda.files import digest
 from guda.methods.base import METHODS, Method, get_method, make_method
-from guda.methods.elbo import ElboMethod, has_counterfactuals
+from guda.methods.elbo import ElboMethod, has_counterfactuals, run_oracle
 from guda.methods.regroup import Subset
 from guda.methods.terms import load_queries, run_scorer, terms_folder
 from guda.run.data import scored_groups
@@ -30,7 +30,6 @@ from guda.scoring.bands import Bands
 from guda.steps.evaluate import stage_seconds
 from guda.steps.fit import Engine, base_tasks
 from guda.steps.function import Fidelity, changes_function, fidelity, product_tasks, products_of
-from guda.steps.oracle import run_oracle
 from guda.steps.score import prepared
 
 

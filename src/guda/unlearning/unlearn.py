@@ -11,7 +11,6 @@ loss on images it does not train on says when to stop.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -24,8 +23,8 @@ from guda.config import Config
 from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser, Latents, encode_all
+from guda.diffusion.families.base import Cond
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.registry import Registry
@@ -141,7 +140,7 @@ class BatchSampler:
         return Batch(x, t.to(teacher.device), eps, x_t, key, cond, prompts)
 
 
-class Operator(ABC):
+class Operator:
     """How a group is forgotten. A new one is a small file with a Config and `forget`, registered by `@operator`."""
 
     id: ClassVar[str]
@@ -166,9 +165,9 @@ class Operator(ABC):
         x = self.teacher.encode(self.data.images[members]).to(self.teacher.device)
         return torch.cat([x, x.flip(-1)]) if flips(self.config) else x
 
-    @abstractmethod
     def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
-        """The forget loss, a scalar."""
+        """The forget loss, a scalar. Every operator has one, or a `loss` of its own where its terms share points."""
+        raise NotImplementedError
 
     def preserve(self, student: Denoiser, retain: Batch) -> torch.Tensor:
         with torch.no_grad():
@@ -201,7 +200,7 @@ OPERATORS = Registry[type[Operator]](
     "guda.operators",
     [
         f"guda.unlearning.operators.{name}"
-        for name in ("anchors", "ascent", "erasediff", "esd", "retain", "retrack", "retrack_zero", "shift", "siss")
+        for name in ("anchors", "ascent", "erasediff", "esd", "retain", "retrack", "shift", "siss")
     ],
 )
 operator = OPERATORS.register  # decorator: an unlearning operator under its method id

@@ -17,7 +17,7 @@ from guda.report.page import EXEMPLARS, PLACEBO_SAYS, SHOWN, TINY
 from guda.report.pictures import EXEMPLAR, LARGEST, data_uri
 from guda.run.data import load_data
 from guda.scoring.race import StopRule
-from guda.scoring.verdict import Verdict
+from guda.scoring.reading import Verdict
 from guda.table import percent, signed
 from guda.web.job import Snapshot, address, caveat, to_csv, to_json
 from guda.web.service import Service

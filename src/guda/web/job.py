@@ -17,8 +17,8 @@ import numpy as np
 
 from guda.errors import GudaError
 from guda.report.cards import MethodView
+from guda.scoring.reading import Verdict
 from guda.scoring.scores import Scores
-from guda.scoring.verdict import Verdict
 
 FULL = "full"  # what an address calls scores by the recipe's rounds
 

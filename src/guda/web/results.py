@@ -18,9 +18,9 @@ from guda.evaluation.results import DatasetEntry, read_entry
 from guda.evaluation.tables import comparison
 from guda.files import read_json
 from guda.methods.base import METHODS
-from guda.run import progress
 from guda.run.run import UPLOAD, Run
 from guda.run.samples import set_name
+from guda.run.task import read_progress
 from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
 from guda.steps import scores_folder
@@ -198,7 +198,7 @@ def _made(run: Run) -> list[str]:
 
 
 def _state(run: Run) -> str:
-    running = [r for p in run.path("progress").glob("[!.]*.json") if (r := progress.read(p)) is not None]
+    running = [r for p in run.path("progress").glob("[!.]*.json") if (r := read_progress(p)) is not None]
     if running:
         return f"working ({len(running)} task{'' if len(running) == 1 else 's'})"
     done = [w for w, there in (("evaluated", run.has("evaluation.json")), ("report", run.has("report.html"))) if there]

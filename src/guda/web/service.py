@@ -3,7 +3,7 @@
 One thread scores; every question returns a Job to watch. A job runs to its end and is stored even if nobody watches
 it any more, and two visitors with the same picture share one job. A picture that was raced before is replayed from the
 terms on disk, without waiting, and never from models that have changed since. A picture of a query set that was scored
-in full has its verdict already (known.py): that is the answer, and no race.
+in full has its verdict already (`stored_scores`): that is the answer, and no race.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from guda.engine.loop import run_inline
 from guda.errors import GudaError
 from guda.methods.base import METHODS, get_method
 from guda.methods.elbo import has_counterfactuals
-from guda.methods.pilot import pilot_tasks
 from guda.methods.race import check_race
 from guda.methods.regroup import PLACEBO
 from guda.methods.terms import load_queries
@@ -30,15 +29,14 @@ from guda.report.cards import MethodView
 from guda.report.trust import run_best
 from guda.run.data import scored_data
 from guda.run.models import load_model
-from guda.run.plan import probe, run_plan
+from guda.run.plan import pilot_tasks, probe, run_plan
 from guda.run.run import UPLOAD, Run
 from guda.run.samples import set_name
 from guda.run.task import Task, pending
-from guda.scoring.null import Null
 from guda.scoring.race import Race, StopRule
+from guda.scoring.reference import Null
 from guda.scoring.scores import Scores
-from guda.web.job import Job, Snapshot
-from guda.web.known import stored_scores
+from guda.web.job import Job, Snapshot, one_picture
 from guda.web.uploads import Full, Limits, Picture, Refused, keep_upload, read_prompt, read_upload, upload_name
 
 DEFAULT_RULE = "top1@0.95"
@@ -97,7 +95,7 @@ class Service:
         found = get_method(run, self.method)
         assert has_counterfactuals(found)
         probe(run, self.model)
-        run_inline(run, pilot_tasks(run, [found]), "pilot")
+        run_inline(run, pilot_tasks(run), "pilot")
         if run_plan(run).grid:
             raise GudaError(
                 "race-grid-unsupported",
@@ -293,3 +291,19 @@ def raceable(run: Run) -> list[str]:
         return True
 
     return [name for name in steps.fitted_methods(run) if fits(name)]
+
+
+def stored_scores(run: Run, method: str, pixels: np.ndarray, prompt: str | None) -> tuple[str, Scores] | None:
+    """(query set, scores of this picture alone), the recipe's own set first; None if it was not scored in full: by the
+    run's present estimand, groups, models and rounds. The picture's file may have any name."""
+    own, name = set_name(run, run.recipe.queries), upload_name(pixels, prompt)
+    sets = [s for s in run.query_sets() if not s.startswith(UPLOAD) or s == name]  # an upload is named by its pixels
+    for known in sorted(sets, key=lambda s: s != own):
+        path, queries = steps.scores_path(run, known, method), load_queries(run, known)
+        [place] = queries.find(pixels[None], None if prompt is None else [prompt])
+        if place < 0 or not path.is_file() or not steps.up_to_date(run, queries, get_method(run, method)):
+            continue
+        scores = Scores.read(path)
+        if queries.ids[place] in scores.queries and scores.groups == scored_data(run).groups.names:
+            return known, one_picture(scores, queries.ids[place])
+    return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,9 +23,31 @@ import torch
 from torch import nn
 
 from guda.config import ModelConfig
-from guda.diffusion.cond import Cond
 from guda.errors import GudaError
 from guda.registry import Registry
+
+
+@dataclass(frozen=True)
+class Cond:
+    tensors: dict[str, torch.Tensor]  # keyword arguments of the network, each [B, ...]
+
+    def __post_init__(self) -> None:
+        if len({len(v) for v in self.tensors.values()}) != 1:
+            raise ValueError("a Cond needs tensors of one common batch size")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, index: torch.Tensor | slice) -> Cond:
+        return Cond({k: v[index] for k, v in self.tensors.items()})
+
+    def to(self, device: torch.device | str) -> Cond:
+        return Cond({k: v.to(device) for k, v in self.tensors.items()})
+
+    @staticmethod
+    def cat(parts: Sequence[Cond]) -> Cond:
+        return Cond({k: torch.cat([p.tensors[k] for p in parts]) for k in parts[0].tensors})
+
 
 EMBEDDING_BYTES = 2**30  # embeddings held in memory; anchors draw the same few thousand prompts again and again
 
@@ -147,7 +170,7 @@ class Family:
 FAMILIES: Registry[Family] = Registry(
     "family",
     "guda.families",
-    [f"guda.diffusion.families.{name}" for name in ("unet2d", "mlp", "words", "sd", "sdxl", "sd3")],
+    [f"guda.diffusion.families.{name}" for name in ("unet2d", "mlp", "words", "sd")],
 )
 
 

@@ -16,8 +16,7 @@ from torch import nn
 
 from guda.config import ModelConfig
 from guda.data.images import to_float, to_uint8
-from guda.diffusion.cond import Cond
-from guda.diffusion.families.base import FAMILIES, Family, Frozen, pixel_options
+from guda.diffusion.families.base import FAMILIES, Cond, Family, Frozen, pixel_options
 from guda.errors import GudaError
 from guda.files import digest
 

@@ -16,8 +16,8 @@ import torch
 from pydantic import Field
 
 from guda.data.images import ImageData
-from guda.diffusion.cond import Cond
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.families.base import Cond
 from guda.errors import GudaError
 from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 

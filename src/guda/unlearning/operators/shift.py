@@ -18,7 +18,7 @@ from pydantic import Field
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.unlearning.densities import ImageDensity
+from guda.unlearning.rule import ImageDensity
 from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator, window_range
 
 

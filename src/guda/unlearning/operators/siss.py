@@ -47,9 +47,6 @@ class Siss(Operator):
     def members(self, side: str) -> np.ndarray:
         return np.arange(self.data.n) if side == "retain" else super().members(side)
 
-    def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
-        raise NotImplementedError("the two terms of siss share their noisy points; see `loss`")
-
     def loss(self, student: Denoiser, forget: Batch, retain: Batch) -> torch.Tensor:
         n, k = self.data.n, len(self.members("forget"))
         pairs, schedule = len(forget.t), self.teacher.schedule
