@@ -1,6 +1,6 @@
 """Build hook: a wheel remembers the commit it was built from, which `guda --version` shows.
 
-Of a checkout git is asked. An sdist carries the answer as src/guda/commit.txt, so that a wheel built from it has it too.
+Of a checkout git is asked. An sdist carries the answer as src/guda/commit.txt, so a wheel built from it has it too.
 """
 
 from __future__ import annotations
