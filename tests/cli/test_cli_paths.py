@@ -2,9 +2,11 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,12 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_version(guda: Guda) -> None:
-    assert guda("--version").out == f"guda {package.__version__}\n"
+    """One line for a bug report, from metadata alone: nothing heavy is imported (test above)."""
+    line = guda("--version").out
+    assert line.startswith(f"guda {package.__version__} (")
+    assert line.count("\n") == 1
+    for part in (f"Python {platform.python_version()}", f"torch {version('torch')}", "diffusers "):
+        assert part in line
 
 
 def test_usage_errors_exit_with_2(guda: Guda) -> None:

@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-from guda import __version__
 from guda.cli import artifacts, experiments, results, runs, scores
 from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
@@ -34,7 +33,9 @@ LAUNCHED = ("train", "fit")  # commands that `accelerate launch` may run in seve
 
 def _version(show: bool) -> None:
     if show:
-        print(f"guda {__version__}")
+        from guda.cli.version import build_info
+
+        print(build_info())
         raise typer.Exit
 
 
@@ -42,7 +43,10 @@ def _version(show: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and what guda was built from."
+        ),
     ] = False,
 ) -> None:
     if distributed.world_size() > 1 and context.invoked_subcommand not in LAUNCHED:
