@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from guda.cli import artifacts, experiments, results, runs, scores
+from guda.cli import artifacts, evidence, experiments, results, runs, scores
 from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
 from guda.files import write_error
@@ -63,6 +63,11 @@ for _command in (
     scores.health, scores.likelihood, runs.plan, results.report, runs.status, runs.methods, results.figure,
 ):  # fmt: skip
     app.command(name=_command.__name__.rstrip("_"))(_command)
+
+app.command("map")(evidence.map_)
+
+for _command in (evidence.exhibit, evidence.verify):
+    app.command()(_command)
 
 app.add_typer(artifacts.bank, name="bank")
 

@@ -64,7 +64,8 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _figures(view: MethodView, q: int, g: int) -> dict[str, float | int | None]:
+def cell_figures(view: MethodView, q: int, g: int) -> dict[str, float | int | None]:
+    """Everything known of one score; None where the method tells nothing."""
     found: dict[str, float | int | None] = {}
     for name in FIGURES:
         array = getattr(view.scores, name)
@@ -82,7 +83,7 @@ def write_csv(content: Content, path: Path) -> Path:
             same = {"query": query, "prompt": prompts[q] if prompts else None, "method": view.id, "unit": view.unit,
                     "verdict": view.verdicts[q].kind, **(_origin(view, q) or {})}  # fmt: skip
             for rank, g in enumerate(view.order[q], 1):
-                found = same | {"group": view.scores.groups[g], "rank": rank} | _figures(view, q, int(g))
+                found = same | {"group": view.scores.groups[g], "rank": rank} | cell_figures(view, q, int(g))
                 rows.append([found.get(column) for column in COLUMNS])
     write_text(path, csv_text(rows))
     return path
@@ -138,7 +139,7 @@ def _method(content: Content, view: MethodView) -> dict[str, Any]:
             {
                 "verdict": asdict(view.verdicts[q]),
                 "groups": [
-                    {"group": view.scores.groups[g], "rank": rank} | _figures(view, q, int(g))
+                    {"group": view.scores.groups[g], "rank": rank} | cell_figures(view, q, int(g))
                     for rank, g in enumerate(view.order[q], 1)
                 ],
             }

@@ -8,6 +8,7 @@
     RUN/artifacts/      <method>-<hash of its settings>/: what `fit` made
     RUN/queries/<set>/  the pictures to attribute
     RUN/terms/          squared errors, one immutable part per (plan, shard, model, round)
+    RUN/maps/           the same cell by cell, of pictures asked about; RUN/inversions/: with and without a group
     RUN/scores/<set>/   one parquet per method
     RUN/tune/, RUN/ablations/  what `guda tune` tried and chose; tables of `guda ablate`
     RUN/likelihood/     log p by the probability-flow ODE, one immutable part per (solver, shard, model, seed)
@@ -15,7 +16,7 @@
     RUN/pairs.json, RUN/partition.json  pairs of groups; a noisy partition against the clean one
     RUN/health/         what each method's counterfactuals do to training images: leakage and drift
     RUN/timings/        wall times and network evaluations, apart from files that must be identical
-    RUN/evaluation.json, RUN/report.html
+    RUN/evaluation.json, RUN/report.html, RUN/exhibits/
 
 Opening a run with other inputs than it was made from is an error that prints both values.
 """

@@ -66,7 +66,7 @@ Images = np.ndarray  # float [n, D]: x_0 of the model, flattened
 def crowding(images: Images, mirrored: Images | None = None) -> Crowding:
     """Of the training images."""
     own = np.unique(np.linspace(0, len(images) - 1, min(ASKED, len(images))).round().astype(int))
-    squares = _squares(images[own], images, mirrored)
+    squares = squared_distances(images[own], images, mirrored)
     apart = np.arange(len(images)) != own[:, None]
     twins = TWINS * float(np.sqrt(np.median(squares[apart]))) if apart.any() else 0.0
     squares[~apart | (squares <= twins**2)] = np.inf
@@ -83,7 +83,7 @@ def nearest(pictures: Images, images: Images, mirrored: Images | None, about: Cr
     found = []
     for start in range(0, len(pictures), BLOCK):
         block = pictures[start : start + BLOCK]
-        one = _nearest(_squares(block, images, mirrored), images, mirrored, about.twins, about.levels)
+        one = _nearest(squared_distances(block, images, mirrored), images, mirrored, about.twins, about.levels)
         exact = [np.square(block.astype(np.float64) - kind[one.index]).sum(axis=1)
                  for kind in (images, mirrored) if kind is not None]  # fmt: skip
         found.append(Nearest(one.index, np.sqrt(np.min(exact, axis=0)), one.mass))
@@ -132,7 +132,7 @@ def _nearest(squares: np.ndarray, images: Images, mirrored: Images | None, twins
     mass = np.empty((len(squares), len(levels)))
     for start in range(0, len(squares), BLOCK):
         here = slice(start, start + BLOCK)
-        alike = _squares(images[index[here]], images, mirrored) <= twins**2
+        alike = squared_distances(images[index[here]], images, mirrored) <= twins**2
         alike[np.arange(len(alike)), index[here]] = True  # rounding may say that an image is not quite itself
         for k, level in enumerate(levels):
             weights = np.exp(-(squares[here] - least[here, None]) / (2 * level**2))
@@ -140,7 +140,7 @@ def _nearest(squares: np.ndarray, images: Images, mirrored: Images | None, twins
     return Nearest(index, np.sqrt(least), mass)
 
 
-def _squares(pictures: Images, images: Images, mirrored: Images | None) -> np.ndarray:
+def squared_distances(pictures: Images, images: Images, mirrored: Images | None) -> np.ndarray:
     """Squared distances, float64 [n, N]; to an image or its mirror image, whichever is nearer."""
     out = np.empty((len(pictures), len(images)))
     for start in range(0, len(pictures), BLOCK):

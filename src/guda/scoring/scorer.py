@@ -153,10 +153,10 @@ class Scorer(Generic[M]):
                 kind: pa.array(squares.reshape(-1)),
             }
         )
-        header = self._inputs(model, kind) | {"estimand": self.plan.estimand, "plan": self.plan.key}
+        header = self.inputs(model, kind) | {"estimand": self.plan.estimand, "plan": self.plan.key}
         self.parts.write(self.name(shard, model, round_, kind), table, header)
 
-    def _inputs(self, model: M, kind: str) -> dict[str, str]:
+    def inputs(self, model: M, kind: str) -> dict[str, str]:
         """What a part was computed from."""
         found = {"model": self.models.identity(model)}
         if kind == "change":
@@ -169,7 +169,7 @@ class Scorer(Generic[M]):
     ) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """(t, squares, query ids) of one part, [q, strata]; refused if it was computed with other weights."""
         kind, strata = kind or self.kind, self.plan.n_strata
-        table = self.parts.read(self.name(shard, model, round_, kind), self._inputs(model, kind), "terms-stale")
+        table = self.parts.read(self.name(shard, model, round_, kind), self.inputs(model, kind), "terms-stale")
         ids = table["query"].to_pylist()[::strata]
         return table["t"].to_numpy().reshape(-1, strata), table[kind].to_numpy().reshape(-1, strata), ids
 

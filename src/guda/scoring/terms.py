@@ -11,7 +11,7 @@ resume. The error of an antithetic draw is the mean over its two halves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +63,19 @@ def make_draws(denoiser: Denoiser, x0: torch.Tensor, ids: Sequence[str], plan: P
     return Draws(t, eps, x_t, x0)
 
 
+Squares = Callable[[torch.Tensor], torch.Tensor]  # rows [n, C, H, W] -> their squared lengths, float64
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """[n]: summed over everything."""
+    return x.double().square().flatten(1).sum(1)
+
+
+def by_cell(x: torch.Tensor) -> torch.Tensor:
+    """[n, H, W]: summed over channels only, for maps (scoring/maps.py)."""
+    return x.double().square().sum(1)
+
+
 @dataclass(frozen=True)
 class Measured:
     """What K models that share an evaluation say at some draws."""
@@ -85,9 +98,11 @@ def measure(
     cond: Cond | None = None,
     reference: torch.Tensor | None = None,
     keep: bool = False,
+    squares: Squares = whole,
 ) -> Measured:
     """Of the K models that `denoiser.raws` answers for; `reference`: predictions of the model they came from at these
-    draws; `keep` returns the predictions, to be a reference."""
+    draws; `keep` returns the predictions, to be a reference. `squares`: `whole`, or `by_cell` for errors and changes
+    [K, Q, S, H, W]."""
     eps, x_t, t, owner = _rows(draws)
     zero_snr = torch.from_numpy(denoiser.schedule.zero_snr)[t]
     errors: list[torch.Tensor] = []
@@ -106,7 +121,7 @@ def measure(
             found = denoiser.schedule.to_eps(raw, x_b, t_b)
             if at_zero:
                 found = torch.where(zero_b, denoiser.schedule.to_x0(raw, x_b, t_b), found)
-            several.append((_squares(found - target), None if before is None else _squares(before - found)))
+            several.append((squares(found - target), None if before is None else squares(before - found)))
         if keep:
             kept.append(found[: rows.n].cpu())
         errors.append(torch.stack([e for e, _ in several])[:, : rows.n].cpu())
@@ -118,13 +133,14 @@ def measure(
 
 
 @torch.inference_mode()
-def measure_rule(denoiser: RuledDenoiser, draws: Draws, block: int) -> np.ndarray:
-    """The changes float64 [K, Q, S] of a rule's members. They are a function of x_t alone: no network is evaluated."""
+def measure_rule(denoiser: RuledDenoiser, draws: Draws, block: int, squares: Squares = whole) -> np.ndarray:
+    """The changes float64 [K, Q, S] of a rule's members. They are a function of x_t alone: no network is evaluated.
+    `squares` as of `measure`."""
     _, x_t, t, _ = _rows(draws)
     found, device = [], denoiser.device
     for rows in blocks(len(t), block):
         x_b, t_b = rows.take(x_t).to(device), rows.take(t).to(device)
-        moved = _squares(denoiser.x0_changes(x_b, t_b).flatten(0, 1)).reshape(-1, len(t_b))
+        moved = squares(denoiser.x0_changes(x_b, t_b).flatten(0, 1)).unflatten(0, (-1, len(t_b)))
         a, s = denoiser.schedule.coefficients(t_b, moved[0])
         ratio = torch.where(a > 0, a / s, 1.0)  # eps moves by a/s of what x_0 does; without signal x_0 itself counts
         found.append((ratio**2 * moved)[:, : rows.n].cpu())
@@ -143,12 +159,8 @@ def _rows(draws: Draws) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch
     )
 
 
-def _squares(x: torch.Tensor) -> torch.Tensor:
-    return x.double().square().flatten(1).sum(1)
-
-
 def _per_draw(parts: list[torch.Tensor], draws: Draws) -> np.ndarray:
-    """float64 [K, Q, S] from [K, rows] blocks, the mean over the halves of a draw."""
+    """float64 [K, Q, S, ...] from [K, rows, ...] blocks, the mean over the halves of a draw."""
     out = torch.cat(parts, dim=1).numpy()
     n_queries, n_strata, halves = draws.eps.shape[:3]
     if not np.isfinite(out).all():
@@ -156,7 +168,7 @@ def _per_draw(parts: list[torch.Tensor], draws: Draws) -> np.ndarray:
         raise NotFinite(
             "network-not-finite", f"the network returned NaN or infinity at t = {bad}; are its weights sound?"
         )
-    return np.asarray(out.reshape(len(out), n_queries, n_strata, halves).mean(axis=-1))
+    return np.asarray(out.reshape(len(out), n_queries, n_strata, halves, *out.shape[2:]).mean(axis=3))
 
 
 def kl(plan: Plan, weights: np.ndarray, t: np.ndarray, squares: np.ndarray) -> np.ndarray:
