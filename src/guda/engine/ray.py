@@ -209,7 +209,7 @@ def run_on_ray(run: Run, tasks: list[Task], options: RayOptions | RayWorkers, wa
 
 
 def _init(ray: Any, options: RayOptions) -> None:
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = options.where
     if address == LOCAL:
         cpus = max(default_workers(), math.ceil(options.cpus)) if options.workers is None else math.ceil(
