@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 E2E    := $(VENV)/.installed-e2e
+DOCS   := $(VENV)/.installed-docs
 
 # One thread per test worker: two workers with torch's own pools would fight over the cores.
 # Offline: a test that reaches for a hub must fail at once, not hang.
@@ -12,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-e2e bench-baselines bench-emoji bench-evidence bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check clean
+.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-emoji bench-evidence bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,11 +40,21 @@ $(E2E): $(STAMP)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,e2e]'
 	@touch $@
 
+# mkdocs and what builds a release: only for `make docs` and `make dist`.
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,docs,release]'
+	@touch $@
+
 demo: install ## Run the whole method on the digits; writes runs/demo/report.html
 	$(BIN)/guda demo
 
 test: install ## Run the fast tests
 	$(PYTEST) -m "not slow and not e2e" -n 2
+
+test-lowest: ## Run the fast tests with the oldest versions that pyproject.toml allows (.venv-lowest; not part of CI)
+	test -x .venv-lowest/bin/pip || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install -c constraints-lowest.txt -e '.[dev]' -e benchmarks/sources
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 .venv-lowest/bin/pytest -m "not slow and not e2e" -n 2
 
 test-slow: $(E2E) ## Run the tests that take minutes
 	$(call pytest-if-any,slow)
@@ -59,6 +70,12 @@ bench-emoji: install ## Measure text-to-image attribution on eight emoji styles 
 
 bench-evidence: install ## Measure maps, inversions and exhibits on digits (ten minutes from nothing; needs chromium; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/evidence.py
+
+bench-hardening: install ## Bad inputs, kills, full disks and two drivers against the command line (an hour; docs/reliability.md)
+	$(BIN)/python tools/fuzz.py --corpus --inputs 2000 --jobs 2 --write
+	$(BIN)/python tools/kill.py --kills 100 --write
+	$(BIN)/python tools/invariance.py --write
+	$(BIN)/python tools/flood.py | $(BIN)/python tools/hardening.py flood
 
 bench-house: install ## Measure the code's size, what a reader walks through, and the memory of guda.attribute (ten minutes)
 	$(BIN)/python benchmarks/house.py --label after
@@ -99,6 +116,14 @@ types: install ## Check types (mypy)
 	$(BIN)/mypy
 
 check: lint types contracts test ## Everything a change must pass: lint, types, import contracts, fast tests
+
+docs: $(DOCS) ## Build the site into build/site; a warning or a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The same commit gives the same bytes: times in the archives are those of the commit.
+dist: $(DOCS) ## Build wheel and sdist into dist/, reproducibly
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist .
+	cd dist && sha256sum guda-*
 
 clean: ## Remove caches and build output (keeps .venv and runs/)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

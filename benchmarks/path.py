@@ -30,6 +30,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -85,22 +86,39 @@ def small_groups(root: Path) -> Recipe:
     """The digits with every class cut into six groups at random: groups of 1.7 % of the data that look alike."""
     from guda.data.digits import load_digits_data
 
-    data, folder = load_digits_data(), root / "digits-60-images"
+    data, parts = load_digits_data(), dict[str, np.ndarray]()
     for k, digit in enumerate(data.groups.names):
         order = generator("small groups", digit).permutation(data.groups.members(k))
-        for piece, members in enumerate(np.array_split(order, PIECES)):
-            (folder / f"{digit}-{piece}").mkdir(parents=True, exist_ok=True)
-            for i in members:
-                file = folder / f"{digit}-{piece}" / f"{int(i):04d}.png"
-                if not file.is_file():
-                    Image.fromarray(data.images[i, 0]).save(file)
-    value = builtin_recipe("digits").model_dump(mode="json")
-    value["data"], value["name"] = {"source": str(folder), "mode": "L"}, "digits-60"
+        parts |= {f"{digit}-{piece}": members for piece, members in enumerate(np.array_split(order, PIECES))}
+    value = _regrouped_digits(root, "digits-60", data, parts)
     value["queries"]["n"] = 200
     value["scoring"]["groups"] = [f"{d}-{p}" for d in ASKED_OF for p in (0, 1)]
     value["methods"] = {m: s for m, s in value["methods"].items() if m != "hybrid"}
     value["evaluation"] |= {"placebos": 0, "health": False}
     return Recipe.from_dict(value, "small groups")
+
+
+def random_groups(root: Path, name: str, n: int) -> Recipe:
+    """The digits in `n` groups of equal size, drawn at random from all classes."""
+    from guda.data.digits import load_digits_data
+
+    data = load_digits_data()
+    order = generator("random groups", n).permutation(len(data.ids))
+    parts = {f"random-{k}": members for k, members in enumerate(np.array_split(order, n))}
+    return Recipe.from_dict(_regrouped_digits(root, name, data, parts), "random groups")
+
+
+def _regrouped_digits(root: Path, name: str, data: ImageData, parts: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The digits' recipe for a folder of the same images in other groups, which is written."""
+    folder = root / f"{name}-images"
+    for group, members in parts.items():
+        (folder / group).mkdir(parents=True, exist_ok=True)
+        for i in members:
+            if not (file := folder / group / f"{int(i):04d}.png").is_file():
+                Image.fromarray(data.images[i, 0]).save(file)
+    value = builtin_recipe("digits").model_dump(mode="json")
+    value["data"], value["name"] = {"source": str(folder), "mode": "L"}, name
+    return value
 
 
 def prepared(root: Path, name: str, engine: Engine) -> Run:
@@ -223,19 +241,20 @@ def held_out(run: Run, name: str) -> tuple[str, list[str]] | None:
         every = load_cifar10(size=run.recipe.data.size, split="test")
     else:
         return None  # every image of digits is trained on; other objects of emoji have no prompts
-    return _kept(run, *_fresh(data, every))
+    return _kept(run, unseen(data, every, EACH), HELD)
 
 
-def _fresh(data: ImageData, every: ImageData) -> tuple[Queries, str]:
+def unseen(data: ImageData, every: ImageData, each: int) -> Queries:
+    """At most `each` pictures of every group that are not among `data`, by pixels; ids: "<group> <number>"."""
     seen = {image.tobytes() for image in data.images}
     ids, index = [], []
     for group in data.groups.names:
         members = every.groups.members(every.groups.index(group))
-        fresh = [int(i) for i in generator("held-out", group).permutation(members)[: 3 * EACH]]
-        for i in [i for i in fresh if every.images[i].tobytes() not in seen][:EACH]:
+        fresh = [int(i) for i in generator("held-out", group).permutation(members)[: 3 * each]]
+        for i in [i for i in fresh if every.images[i].tobytes() not in seen][:each]:
             ids.append(f"{group} {i}")
             index.append(i)
-    return Queries(tuple(ids), every.images[index], None, HELD), HELD
+    return Queries(tuple(ids), every.images[index], None, HELD)
 
 
 def _kept(run: Run, queries: Queries, name: str) -> tuple[str, list[str]]:

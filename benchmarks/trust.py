@@ -5,6 +5,12 @@
 digits        the demo's recipe with four LOGO seeds: coverage, foreign pictures, predictions of a left-out retraining,
               answer sets calibrated on 200 pictures and counted on the 300 reported ones
 digits-held   150 images of every digit are trained on, the others are held-out real pictures of known groups
+digits-random the digits' recipe, three LOGO seeds, but the ten groups are drawn at random: nothing can be attributed
+fashion-mnist its recipe with three LOGO seeds: as digits, and 20 held-out real pictures of every group
+
+Every data set is measured by itself, its entry is saved as soon as it is done, and finished work in its run folder
+(FOLDER/<data set>) is kept; a run that has fewer LOGO seeds gets those that are missing. The entry of trust.json also
+goes, as tables, to benchmarks/results/trust.md and into docs/trust.md (trust_table.py).
 
 Figures of benchmarks/results/trust.json; intervals .lo, .hi; E: elbo, path-excess (the presets' default)
 
@@ -14,7 +20,7 @@ coverage.E.P.R                   share of (picture, group) scores whose 95 % int
 foreign_caught, .KIND            share of foreign pictures that are called so; blurred and occluded samples, which the
                                  model may make, are apart: foreign_blurred, foreign_occluded
 foreign_false                    the same of fresh samples of the model (another seed): false alarms
-foreign_real                     the same of held-out real pictures (digits-held)
+foreign_real                     the same of held-out real pictures
 predictive_coverage.E            share of scores of a LOGO seed inside what the other three predict
 answer_set_coverage.E.M, _size   share of reported pictures whose set holds retraining's first group (mean over seeds);
                                  its size
@@ -23,11 +29,16 @@ claims_99, claims_99_right.E.M   pictures whose answer set has one group at 99 %
 stands_out.E.M, _right           pictures with verdict stands-out, and the share that retraining confirms
 sanity.E.M, sanity_claims.E.M    held-out real pictures: own group first; own group first where one group stands out
 sanity_claimed.E.M               share of them for which one does
+attributable.E.A                 groups with answer A (attributable, pool, below_noise) by the first three LOGO seeds
+attributable.E.reliability       mean over groups of the reliability of one retraining
+trained.skill, trained.unlike    is the model trained enough: its skill on noised training images, and the share of its
+                                 samples that are unlike the data (scoring/trained.py)
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +46,19 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from guda import steps
+from guda.data.digits import load_digits_data
+from guda.data.fashion import load_fashion
+from guda.data.images import ImageData
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator
+from guda.evaluation.attributable import Answer, attributable
 from guda.evaluation.intervals import Figure, bootstrap_mean, clopper_pearson
 from guda.evaluation.results import DatasetEntry, read_results, write_results
 from guda.methods.base import get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_queries
+from guda.methods.trained import trained
+from guda.run.data import load_data, scored_groups
 from guda.run.recipe import Recipe, builtin_recipe
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
@@ -49,20 +66,23 @@ from guda.scoring.answer_set import covered
 from guda.scoring.estimate import difference
 from guda.scoring.training_noise import left_out_coverage
 from guda.steps.fit import Engine
-from path import scoring
+from path import random_groups, scoring, unseen
+from trust_table import FILE, write_tables
 
 ROOT = Path(__file__).parents[1]
-FILE = ROOT / "benchmarks" / "results" / "trust.json"
+SEEDS = {"digits": [1, 2, 3, 4], "digits-held": [1, 2], "digits-random": [1, 2, 3], "fashion-mnist": [1, 2, 3]}
 ESTIMANDS: dict[str, dict[str, Any]] = {
     "elbo": {"estimand": "elbo", "excess": False, "plan": "importance", "strata": 12, "rounds": 3},
     "path-excess": {"estimand": "path", "excess": True, "plan": "stratified", "strata": 6, "rounds": 6},  # the recipe's
 }
 METHODS = ("retrack", "shift", "posterior", "hybrid")
+CHEAP = "similarity-pixel"  # evaluates no network: the foreign check is the same for every method
 PICTURES, ROUNDS = 40, 48
 EACH = 50  # foreign pictures of a kind
 CALIBRATION = 200
-KINDS = ("noise", "gradient", "letter", "photograph", "inverted", "shuffled")
+KINDS = ("noise", "gradient", "letter", "photograph", "other-data", "inverted", "shuffled")
 APART = ("blurred", "occluded")
+ANSWERS: dict[Answer, str] = {"attributable": "attributable", "pool with others": "pool", "below noise": "below_noise"}
 Figures = dict[str, float]
 
 
@@ -75,19 +95,25 @@ def share(hits: np.ndarray) -> Figure:
     return Figure(mean=float(hits.mean()), lo=lo, hi=hi)
 
 
-def prepared(root: Path, name: str, engine: Engine) -> Run:
-    folder = root / name
-    if (folder / "run.json").is_file():
-        run = Run.open(folder)
+def recipe(root: Path, name: str) -> Recipe:
+    if name == "digits-random":
+        value = random_groups(root, name, 10).model_dump(mode="json")
     else:
-        value = builtin_recipe("digits").model_dump(mode="json") | {"name": name}
-        if name == "digits":
-            value["methods"]["logo"]["seeds"] = [1, 2, 3, 4]
-        else:
-            value["data"]["limit_per_group"] = 150
-        run = steps.init(folder, Recipe.from_dict(value, name))
-    steps.fit(run, ["logo", *METHODS], engine)
-    steps.sample(run, engine)
+        value = builtin_recipe(name.removesuffix("-held")).model_dump(mode="json") | {"name": name}
+    if name == "digits-held":
+        value["data"]["limit_per_group"] = 150
+    value["methods"]["logo"]["seeds"] = SEEDS[name]
+    return Recipe.from_dict(value, name)
+
+
+def prepared(root: Path, name: str, engine: Engine) -> Run:
+    """The run with everything trained and fitted; what is there is kept, whatever made it."""
+    folder = root / name
+    run = Run.open(folder) if (folder / "run.json").is_file() else steps.init(folder, recipe(root, name))
+    there = run.recipe.settings("logo")["seeds"]
+    if missing := [s for s in SEEDS[name] if s not in there]:
+        steps.update_settings(run, "logo", {"seeds": [*there, *missing]})
+    steps.fit(run, ["logo"] if name == "digits-random" else ["logo", *METHODS, CHEAP], engine)
     return run
 
 
@@ -142,8 +168,19 @@ def foreign_pictures(samples: np.ndarray, kind: str) -> np.ndarray:
             y, x = rng.integers(0, height // 2, 2)
             picture[:, y : y + height // 2, x : x + width // 2] = 128
         return hidden
+    if kind == "other-data":
+        return _of_other_data(rng, samples.shape[1:])
     drawn = [_drawn(kind, rng, own[i], (width, height)) for i in range(EACH)]
     return np.repeat(np.stack(drawn)[:, None], channels, axis=1)
+
+
+def _of_other_data(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Clothes for the model of 8x8 digits, digits for any other."""
+    channels, height, width = shape
+    every = (load_fashion() if height == 8 else load_digits_data()).images[:, 0]
+    drawn = [Image.fromarray(every[i]) for i in rng.permutation(len(every))[:EACH]]
+    resized = np.stack([np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)) for image in drawn])
+    return np.repeat(resized[:, None], channels, axis=1)
 
 
 def _drawn(kind: str, rng: np.random.Generator, own: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -172,7 +209,7 @@ def foreign(run: Run, queries: str, engine: Engine) -> Figures:
 
     def called(pictures: Queries) -> np.ndarray:
         name = steps.keep_queries(run, pictures)
-        scores = steps.score(run, name, ["similarity-pixel"], engine)["similarity-pixel"]
+        scores = steps.score(run, name, [CHEAP], engine)[CHEAP]
         assert scores.origins is not None
         return np.array([o.foreign for o in scores.origins])
 
@@ -193,15 +230,36 @@ def foreign(run: Run, queries: str, engine: Engine) -> Figures:
 
 
 # ---- answers against retraining
+def retrained(run: Run, queries: str, engine: Engine) -> np.ndarray:
+    """Scores of every LOGO seed by the run's present estimand, [seeds, Q, G]."""
+    steps.score(run, queries, ["logo"], engine)
+    oracle = get_method(run, "logo")
+    assert has_counterfactuals(oracle)
+    every = oracle.all_scores(load_queries(run, queries))
+    return np.stack([every[f"logo-s{s}"].score for s in oracle.seed_sets()])
+
+
+def groups_by_answer(figures: Figures, kind: str, groups: Sequence[str], gold: np.ndarray) -> None:
+    """Of three retrainings, however many there are, so that data sets compare."""
+    found = attributable(groups, gold[:3])
+    figures |= {f"attributable.{kind}.{name}": float(found.count(answer)) for answer, name in ANSWERS.items()}
+    figures[f"attributable.{kind}.reliability"] = float(np.mean([g.one.mean for g in found.groups if g.one]))
+
+
+def random_partition(run: Run, queries: str, engine: Engine) -> Figures:
+    figures: Figures = {}
+    for kind, settings in ESTIMANDS.items():
+        with scoring(run, **settings):
+            groups_by_answer(figures, kind, scored_groups(run), retrained(run, queries, engine))
+    return figures
+
+
 def answers(run: Run, queries: str, engine: Engine) -> Figures:
     figures: Figures = {}
     for kind, settings in ESTIMANDS.items():
         with scoring(run, **settings):
-            steps.score(run, queries, ["logo"], engine)
-            oracle = get_method(run, "logo")
-            assert has_counterfactuals(oracle)
-            every = oracle.all_scores(load_queries(run, queries))
-            gold = np.stack([every[f"logo-s{s}"].score for s in oracle.seed_sets()])
+            gold = retrained(run, queries, engine)
+            groups_by_answer(figures, kind, scored_groups(run), gold)
             if len(gold) >= 3:
                 put(figures, f"predictive_coverage.{kind}", bootstrap_mean(left_out_coverage(gold)))
             for level, claims in ((0.99, "claims_99"), (0.95, "answer_set")):
@@ -230,17 +288,18 @@ def _claims(figures: Figures, claim: str, name: str, made: np.ndarray, right: np
 
 
 # ---- held-out real pictures of known groups
-def held_out(run: Run, root: Path, engine: Engine) -> Figures:
-    from guda.data.digits import load_digits_data
-    from guda.run.data import load_data
+def held_out_folder(run: Run, folder: Path, every: ImageData, each: int) -> Path:
+    """DIR/<group>/*.png of pictures that were not trained on."""
+    pictures = unseen(load_data(run), every, each)
+    for name, image in zip(pictures.ids, pictures.images, strict=True):
+        group, _, number = name.rpartition(" ")
+        if not (file := folder / group / f"{number}.png").is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0]).save(file)
+    return folder
 
-    every, seen = load_digits_data(), set(load_data(run).ids)
-    folder = root / "digits-held-out"
-    for k, group in enumerate(every.groups.names):
-        (folder / group).mkdir(parents=True, exist_ok=True)
-        for i in every.groups.members(k):
-            if every.ids[i] not in seen and not (file := folder / group / f"{every.ids[i]}.png").is_file():
-                Image.fromarray(every.images[i, 0]).save(file)
+
+def held_out(run: Run, folder: Path, engine: Engine) -> Figures:
     figures: Figures = {}
     for kind, settings in ESTIMANDS.items():
         with scoring(run, **settings):
@@ -258,26 +317,43 @@ def held_out(run: Run, root: Path, engine: Engine) -> Figures:
     return figures
 
 
+def measure(run: Run, name: str, root: Path, engine: Engine) -> DatasetEntry:
+    queries = steps.sample(run, engine)
+    if name == "digits-random":
+        figures = random_partition(run, queries, engine)
+    elif name == "digits-held":
+        every = load_digits_data()
+        figures = held_out(run, held_out_folder(run, root / "digits-held-out", every, len(every.ids)), engine)
+    else:
+        figures = foreign(run, queries, engine) | answers(run, queries, engine) | coverage(run, queries, engine)
+        if name == "fashion-mnist":
+            every = load_fashion(run.recipe.data.size)
+            figures |= held_out(run, held_out_folder(run, root / "fashion-mnist-held-out", every, 20), engine)
+    learned = trained(run)
+    assert learned is not None
+    known = {"trained.skill": learned.skill, "trained.unlike": learned.unlike}
+    figures |= {n: value for n, value in known.items() if value is not None}
+    return DatasetEntry(
+        n_queries=load_queries(run, queries).n, n_groups=len(scored_groups(run)),
+        seeds=list(get_method(run, "logo").config.seeds), ceiling=None, methods={}, figures=figures,
+        note="see benchmarks/trust.py",
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "path")
-    parser.add_argument("--only", nargs="*", choices=("digits", "digits-held"), default=["digits", "digits-held"])
+    parser.add_argument("--only", nargs="*", choices=list(SEEDS), default=list(SEEDS))
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     engine = steps.local_engine(given.workers)
     for name in given.only:
-        run = prepared(given.runs, name, engine)
-        queries = steps.choose_queries(run)
-        if name == "digits":
-            figures = foreign(run, queries, engine) | answers(run, queries, engine) | coverage(run, queries, engine)
-        else:
-            figures = held_out(run, given.runs, engine)
-        datasets = dict(read_results(FILE).datasets) if FILE.is_file() else {}  # another process may measure the other
-        datasets[name] = DatasetEntry(
-            n_queries=load_queries(run, queries).n, n_groups=10, seeds=list(get_method(run, "logo").config.seeds),
-            ceiling=None, methods={}, figures=figures, note="see benchmarks/trust.py",
-        )  # fmt: skip
+        entry = measure(prepared(given.runs, name, engine), name, given.runs, engine)
+        datasets = dict(read_results(FILE).datasets) if FILE.is_file() else {}  # another process may measure another
+        datasets[name] = entry
+        datasets = {n: datasets[n] for n in SEEDS if n in datasets}
         write_results(FILE, "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/trust.py", datasets)
+        write_tables(datasets)
         print(name, "done", flush=True)
 
 

@@ -38,7 +38,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @contextmanager
 def served(run: Path, method: str | None) -> Iterator[tuple[str, float]]:
-    """(address, seconds until it answered) of a server of its own."""
+    """(link, seconds until it answered) of a server of its own."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -50,7 +50,8 @@ def served(run: Path, method: str | None) -> Iterator[tuple[str, float]]:
     try:
         for line in server.stdout:
             if line.startswith("Serving"):
-                yield f"http://127.0.0.1:{port}", time.monotonic() - started
+                link = next(word for word in line.split() if word.startswith("http://"))
+                yield link, time.monotonic() - started
                 return
         sys.exit("the server did not start")
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import pytest
 
+from programs import Programs
+
 if TYPE_CHECKING:
     from guda.data.images import ImageData
     from guda.diffusion.denoiser import Denoiser
+
+
+@pytest.fixture
+def launch() -> Iterator[Programs]:
+    """launch(command, **options of Popen): a program that ends with the test, with all that it started."""
+    programs = Programs()
+    yield programs
+    programs.end()
 
 
 @pytest.fixture(scope="session")

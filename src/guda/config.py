@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -16,13 +15,18 @@ from pydantic import (
     model_validator,
 )
 
+from guda import parsing
 from guda.errors import GudaError
+
+LARGEST = 10**9  # of a setting; nothing that is counted in memory or steps is sensibly larger
+
+SEED = 2**63 - 1  # the largest seed
 
 
 class Config(BaseModel):
     """Frozen; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class PartitionConfig(Config):
@@ -34,7 +38,9 @@ class PartitionConfig(Config):
 
 class DataConfig(Config):
     source: str = Field(description="A known source (digits) or an image folder, whose sub-folders are the groups.")
-    size: int | None = Field(None, gt=0, description="Resize the shorter side to this and centre-crop to a square.")
+    size: int | None = Field(
+        None, gt=0, le=16384, description="Resize the shorter side to this and centre-crop to a square."
+    )
     group_by: str | None = Field(
         None,
         description="Folder level (level:1 is the first) or a column of metadata.jsonl / metadata.csv; several levels, "
@@ -130,13 +136,15 @@ class ModelConfig(Config):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Constructor arguments of that network.")
     text: Literal["minilm"] | None = Field(None, description="Text encoder of a unet2d-condition network.")
-    text_length: int = Field(32, gt=0, description="Tokens of a prompt that this network receives.")
-    patch: int = Field(1, gt=0, description="A unet2d-condition network sees patches of this many pixels as channels.")
+    text_length: int = Field(32, gt=0, le=2**16, description="Tokens of a prompt that this network receives.")
+    patch: int = Field(
+        1, gt=0, le=1024, description="A unet2d-condition network sees patches of this many pixels as channels."
+    )
 
 
 class TrainingConfig(Config):
     steps: int = Field(gt=0, description="Optimiser steps.")
-    batch: int = Field(128, gt=0, description="Images per step, over all pieces and processes.")
+    batch: int = Field(128, gt=0, le=2**20, description="Images per step, over all pieces and processes.")
     accumulate: int = Field(
         1, gt=0, description="Pieces a batch is cut into, one network call each: less memory, the same step."
     )
@@ -179,10 +187,12 @@ class TrainingConfig(Config):
 
 
 class QueriesConfig(Config):
-    n: int = Field(200, gt=0, description="Samples to draw from the full model; text-to-image: see `objects`.")
+    n: int = Field(
+        200, gt=0, le=10**7, description="Samples to draw from the full model; text-to-image: see `objects`."
+    )
     seed: int = Field(0, ge=0, description="Seed of the samples; text-to-image: every picture starts from it.")
     steps: int | None = Field(
-        None, gt=0, description="Sampler steps; default: the schedule's own number, text-to-image 50."
+        None, gt=0, le=10**6, description="Sampler steps; default: the schedule's own number, text-to-image 50."
     )
     objects: int | None = Field(
         None, gt=0, description="Text-to-image: draw this many objects in every style; default: all objects."
@@ -205,10 +215,12 @@ class ScoringConfig(Config):
         "importance", description="How timesteps are drawn: by a pilot, by the KL weights, or evenly; all are unbiased."
     )
     antithetic: bool = Field(True, description="Draw noise in pairs +eps, -eps, whose mean is one draw.")
-    strata: int = Field(12, gt=0, description="Strata that partition 1..t_max; each gets one draw per round.")
-    rounds: int = Field(3, gt=0, description="Independent rounds; at least 2 are needed for an error bar.")
+    strata: int = Field(
+        12, gt=0, le=100_000, description="Strata that partition 1..t_max; each gets one draw per round."
+    )
+    rounds: int = Field(3, gt=0, le=100_000, description="Independent rounds; at least 2 are needed for an error bar.")
     seed: int = Field(0, ge=0, description="Seed of the scoring noise.")
-    block: int = Field(256, gt=0, description="Images per network call (short blocks are padded).")
+    block: int = Field(256, gt=0, le=2**16, description="Images per network call (short blocks are padded).")
     shard: int = Field(32, gt=0, description="Queries per task; belongs to the run, not to the machine.")
     groups: tuple[str, ...] | None = Field(
         None,
@@ -231,7 +243,9 @@ class LikelihoodConfig(Config):
     solver: Literal["heun", "rk4", "adaptive"] = Field(
         "heun", description="heun, rk4: a grid in log SNR that all models share; adaptive: dopri5, picture by picture."
     )
-    steps: int = Field(100, gt=0, description="Steps of heun (2 evaluations each) or rk4 (4), from t = 0 to t_max.")
+    steps: int = Field(
+        100, gt=0, le=10**6, description="Steps of heun (2 evaluations each) or rk4 (4), from t = 0 to t_max."
+    )
     tolerance: float = Field(1e-5, gt=0, lt=1, description="rtol and atol of the adaptive solver.")
     probes: Literal["fresh", "fixed"] = Field(
         "fresh",
@@ -239,28 +253,47 @@ class LikelihoodConfig(Config):
         "fixed: one for the whole path. The adaptive solver needs a smooth path and keeps one.",
     )
     seeds: int = Field(
-        2, gt=0, description="Seeds of the probes, 0, 1, ...; log p is the mean, its error their spread."
+        2, gt=0, le=10_000, description="Seeds of the probes, 0, 1, ...; log p is the mean, its error their spread."
     )
     n: int = Field(100, ge=2, description="Queries: the first n by id; all where there are fewer.")
-    block: int = Field(50, gt=0, description="Queries per task and per network call (short blocks are padded).")
+    block: int = Field(
+        50, gt=0, le=2**16, description="Queries per task and per network call (short blocks are padded)."
+    )
 
 
 class EvaluationConfig(Config):
     against: str = Field("logo", description="The method that is the oracle.")
     reference: str | None = Field(None, description="The paired difference of every method to this one is reported.")
-    resamples: int = Field(2000, gt=0, description="Bootstrap resamples over queries.")
+    resamples: int = Field(2000, gt=0, le=10**6, description="Bootstrap resamples over queries.")
     seed: int = Field(0, ge=0, description="Seed of the bootstrap.")
     placebos: int = Field(
-        0, ge=0, description="Random placebo groups that every operator also unlearns, as a null reference."
+        0, ge=0, le=10_000, description="Random placebo groups that every operator also unlearns, as a null reference."
     )
     health: bool = Field(False, description="Also measure leakage and drift of every method.")
     calibration: int = Field(
-        0, ge=0, description="Pictures of their own on which the demo calibrates answer sets against retraining; 0: no."
+        0,
+        ge=0,
+        le=10**6,
+        description="Pictures of their own on which the demo calibrates answer sets against retraining; 0: no.",
     )
+
+
+def check_numbers(value: Any, where: str) -> None:
+    """Refuse NaN, infinity and absurdly large whole numbers anywhere among nested settings, free-form ones included."""
+    for name in parsing.not_finite(value):
+        raise GudaError(
+            "setting-not-finite", f"{where}: {name or 'the value'} is not a finite number; write a number, or remove it"
+        )
+    for name, number in parsing.whole_numbers(value):
+        limit = SEED if "seed" in name else LARGEST
+        if abs(number) > limit:
+            digits = f"{number:.1e}" if abs(number) < 10**300 else "a number of hundreds of digits"
+            raise GudaError("setting-too-large", f"{where}: {name or 'the value'} is {digits}; at most {limit:,}")
 
 
 def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
     """Validate one method's settings; the error names the field."""
+    check_numbers(value, where)
     try:
         return cls.model_validate(value)
     except ValidationError as e:
@@ -276,11 +309,11 @@ def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
 def read_config(cls: type[Config], path: Path, what: str) -> Any:
     """Read a YAML file into a config; `what` names the file in error messages."""
     try:
-        return cls.model_validate(yaml.safe_load(path.read_text()))
+        return cls.model_validate(parsing.read_yaml(path))
     except OSError:
         raise GudaError("config-unreadable", f"{what} {path} does not exist or cannot be read") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise GudaError("config-not-yaml", f"{what} {path} is not valid YAML: {str(e).splitlines()[0]}") from None
+    except parsing.ParseError as e:
+        raise GudaError("config-not-yaml", f"{what} {path} is not valid YAML: {e}") from None
     except ValidationError as e:
         first = e.errors()[0]
         field = ".".join(str(p) for p in first["loc"]) or "the file"

@@ -70,6 +70,11 @@ def refuse_difference(code: str, where: str, found: dict[str, Any], given: dict[
             raise Mismatch(code, f"{where}: {key} differs", one.get(key), two.get(key), fix)
 
 
+def first_line(error: BaseException) -> str:
+    """What a library said, short enough for a line of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 def choices(names: Iterable[str], limit: int = 20) -> str:
     """The known names, for an error message; a long list is cut, saying so."""
     names = list(names)

@@ -10,6 +10,7 @@ it lost sight of a node, at worst do the same work twice. A temporary name says 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -19,12 +20,13 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from guda import parsing
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -71,37 +73,85 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
+REFUSED = {  # what a disk may say to a write -> code, what to do about it
+    errno.ENOSPC: ("disk-full", "the disk is full, or a file may not be so large; make room"),
+    errno.EDQUOT: ("disk-full", "the disk quota is used up; make room"),
+    errno.EFBIG: ("file-size-limited", "the file would exceed the allowed size; raise the limit (ulimit -f)"),
+    errno.EACCES: ("path-not-writable", "permission denied; make it writable"),
+    errno.EPERM: ("path-not-writable", "permission denied; make it writable"),
+    errno.EROFS: ("path-not-writable", "the file system is read-only; make it writable"),
+    errno.EIO: ("write-failed", "the disk reports an error; check it"),
+    errno.ENAMETOOLONG: ("path-too-long", "the name is too long; use shorter names"),
+    errno.ENOTDIR: ("path-is-file", "a part of the path is a file; remove it"),
+    errno.EEXIST: ("path-is-file", "a file is where a folder should be; remove it"),
+    errno.EISDIR: ("path-is-folder", "there is a folder of this name; remove it"),
+    errno.ELOOP: ("path-link-cycle", "a link leads back to itself; remove it"),
+}
+
+
+def write_error(error: Exception, path: object) -> GudaError | None:
+    """The one line for a write that the disk refused; None for an error of another kind. What was finished before
+    stays and nothing is half-written, so the same command continues once the cause is gone."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (found := re.search(r"\bcode: (\d+)", str(error))) is not None:
+        number = int(found[1])  # safetensors: "I/O error: Os { code: 28, kind: StorageFull, ... }"
+    if number is None and (found := re.search(r"\(os error (\d+)\)|\[errno (\d+)\]", str(error))) is not None:
+        number = int(found[1] or found[2])  # the same of other versions; pyarrow
+    if number is None and isinstance(error, OSError) and "requested and" in str(error):
+        number = errno.ENOSPC  # numpy counts what was written and does not ask why
+    if number not in REFUSED:
+        return None
+    code, fix = REFUSED[number]
+    return GudaError(code, f"cannot write {path}: {fix} and run the same command again")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the disk refuses into one line."""
+    try:
+        yield
+    except GudaError:
+        raise
+    except Exception as e:
+        if (refused := write_error(e, path)) is None:
+            raise
+        raise refused from None
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary sibling of `path`; on success it is synced and renamed to `path`, on error it is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = temporary(path)
-    try:
-        yield tmp
-        _sync(tmp)
-        os.replace(tmp, path)
-    finally:
-        tmp.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tmp = temporary(path)
+        try:
+            yield tmp
+            _sync(tmp)
+            os.replace(tmp, path)
+        finally:
+            with suppress(OSError):
+                tmp.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """The same for a folder. If somebody else published `path` meanwhile, theirs stays (contents are equal)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = temporary(path)
-    tmp.mkdir()
-    try:
-        yield tmp
-        for file in tmp.rglob("*"):
-            if file.is_file():
-                _sync(file)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tmp = temporary(path)
         try:
-            os.replace(tmp, path)
-        except OSError:
-            if not path.is_dir():
-                raise
-    finally:
-        shutil.rmtree(tmp, ignore_errors=True)
+            tmp.mkdir()
+            yield tmp
+            for file in tmp.rglob("*"):
+                if file.is_file():
+                    _sync(file)
+            try:
+                os.replace(tmp, path)
+            except OSError:
+                if not path.is_dir():
+                    raise
+        finally:
+            shutil.rmtree(tmp, ignore_errors=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -119,10 +169,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return parsing.read_json(path)
     except FileNotFoundError:
         raise GudaError("file-missing", f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+    except (parsing.ParseError, IsADirectoryError) as e:
         raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None
 
 
@@ -146,7 +196,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     try:
         with safe_open(path, framework="pt") as f:
             header = dict(f.metadata() or {})
-            header |= json.loads(header.pop(HEADER, "{}"))
+            header |= parsing.parse_json_object(header.pop(HEADER, "{}"))
             yield f, header
     except (SafetensorError, OSError, ValueError) as e:
         raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None

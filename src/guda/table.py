@@ -209,23 +209,21 @@ class Table:
 
     def csv(self) -> str:
         """A header of one line; `section` first; missing numbers are empty."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
         header = ["section"]
         for column in self.columns:
             name = f"{column.label} ({column.unit})" if column.unit else column.label
             header += [name, f"{name} lo", f"{name} hi"] if column.interval else [name]
-        writer.writerow(header)
+        lines: list[list[object]] = [[*header]]
         for row in self.rows:
-            cells = [row.section]
+            cells: list[object] = [row.section]
             for column, cell in zip(self.columns, row.cells, strict=True):
                 if isinstance(cell, Number):
                     values = [cell.value, cell.lo, cell.hi] if column.interval else [cell.value]
-                    cells += ["" if x is None else f"{x:.6g}" for x in values]
+                    cells += [None if x is None else f"{x:.6g}" for x in values]
                 else:
-                    cells += [cell or "", "", ""] if column.interval else [cell or ""]
-            writer.writerow(cells)
-        return out.getvalue()
+                    cells += [cell, None, None] if column.interval else [cell]
+            lines.append(cells)
+        return csv_text(lines)
 
     def latex(self) -> str:
         """A table environment; the preamble needs booktabs, and graphicx for wide ones, which are shrunk."""
@@ -261,6 +259,20 @@ class Table:
     def _right(self) -> list[bool]:
         """Which columns are aligned to the right."""
         return [i > 0 if c.align is None else c.align == "right" for i, c in enumerate(self.columns)]
+
+
+# a sign is fine before what is only a number: -1.5, +12.3 ± 1.4, -1e-05
+FORMULA = re.compile(r"[=@\t\r\n＝＠＋－]|[+-](?!(?:[\d.,±% \[\]]*|[\d.]+e[+-]?\d+|inf)\Z)")
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV. A spreadsheet runs a text that begins like a formula, and names of groups, pictures and prompts come
+    from strangers: such a text gets an apostrophe before it, which spreadsheets do not show. Numbers stay numbers."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for row in rows:
+        writer.writerow([f"'{x}" if isinstance(x, str) and FORMULA.match(x) else x for x in row])
+    return out.getvalue()
 
 
 def _text(cell: Cell) -> str:

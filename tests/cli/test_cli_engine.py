@@ -1,6 +1,7 @@
 """--engine: every verb that has work done takes it, and what cannot be is one line."""
 
 import inspect
+import os
 import sys
 from pathlib import Path
 
@@ -74,3 +75,30 @@ def test_what_ray_cannot_do(guda: Guda, options: list[str], part: str) -> None:
     from tinyrun import finished_root
 
     refused(guda("score", finished_root(), "--engine", "ray", *options), part)
+
+
+def test_ray_s_private_cluster_is_on_loopback_and_has_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    from guda.engine.ray import ENVIRONMENT, RayOptions, _init, import_ray
+
+    class Ray:
+        def init(self, **given: object) -> None:
+            self.given = given
+
+    names = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+    for name in (*names, *ENVIRONMENT):  # all that is set here is undone
+        monkeypatch.setenv(name, "x")
+        monkeypatch.delenv(name)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr("importlib.import_module", lambda name: Ray())
+    theirs = RayOptions("head:6379")
+    _init(ray := import_ray(theirs.where), theirs)
+    assert (ray.given["address"], "_node_ip_address" in ray.given) == ("head:6379", False)
+    assert "RAY_AUTH_TOKEN" not in os.environ  # a cluster that was there has its own, or none
+    _init(ray := import_ray(RayOptions().where), RayOptions())
+    assert (ray.given["_node_ip_address"], ray.given["include_dashboard"]) == ("127.0.0.1", False)
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    token = os.environ["RAY_AUTH_TOKEN"]
+    assert len(token) >= 32
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    import_ray(RayOptions().where)
+    assert os.environ["RAY_AUTH_TOKEN"] != token

@@ -1,6 +1,7 @@
 """`guda health`, placebos and drift from the command line."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,8 @@ def test_health_for_people_and_for_machines(guda: Guda, run: Run) -> None:
     assert "retrack: nats; positive = images explained worse without the group" in said.out
     assert "on 15 training images: the full model has trained on them" in " ".join(said.out.split())
     assert "logo" not in said.out  # the oracle only when asked for
-    assert Run.open(run.root).recipe.scoring.reference == 5
-    again = guda("health", run.root, "--method", "retrack", "--json")
+    assert Run.open(run.root).recipe.scoring.reference == 4  # of the recipe
+    again = guda("health", run.root, "--method", "retrack", "-n", 5, "--json")
     found = Health.model_validate(json.loads(again.out)["retrack"])
     assert found.reference == "reference-n5-s0"
     assert again.err == ""
@@ -84,7 +85,8 @@ def test_a_narrow_terminal_gets_the_largest_leaks(run: Run) -> None:
 def test_placebos_from_fit_to_score(guda: Guda, run: Run) -> None:
     # similarity cannot be fitted to a random group; retrack can, and is
     done = guda("fit", run.root, "--method", "similarity-pixel", "--method", "retrack", "--placebos", 2, "--json")
-    assert json.loads(done.out) == {"methods": ["similarity-pixel", "retrack"], "tasks_run": 2, "warnings": []}
+    value = {"methods": ["similarity-pixel", "retrack"], "left_out": [], "tasks_run": 2, "warnings": []}
+    assert json.loads(done.out) == value
     said = guda("score", run.root, "--method", "retrack")
     assert "2 placebo groups of 16 random images: half of their scores are below" in said.out
     assert "the first group is above that for" in said.out
@@ -99,9 +101,11 @@ def test_placebos_from_fit_to_score(guda: Guda, run: Run) -> None:
 def test_drift_from_score_to_evaluate(guda: Guda, run: Run) -> None:
     said = guda("score", run.root, "--method", "retrack", "--drift", "subtract")
     assert "drift subtracted" in said.out
-    assert guda("evaluate", run.root, "--json").code == 0
-    assert Run.open(run.root).recipe.scoring.drift == "subtract"
-    assert "drift subtracted" not in guda("score", run.root, "--method", "retrack", "--drift", "keep").out
+    value = json.loads(guda("evaluate", run.root, "--drift", "subtract", "--json").out)
+    assert set(value["methods"]) == {"logo", "retrack", "similarity-pixel"}
+    assert "less their drift" in value["note"]
+    assert Run.open(run.root).recipe.scoring.drift == "keep"
+    assert "drift subtracted" not in guda("score", run.root, "--method", "retrack").out
 
 
 @pytest.mark.parametrize(
@@ -127,3 +131,18 @@ def test_mistakes_change_nothing(guda: Guda, run: Run, args: list, parts: list[s
 def test_nothing_unlearned_yet(guda: Guda, tmp_path: Path) -> None:
     steps.init(tmp_path / "new", tiny(digits_folder()))
     refused(guda("health", tmp_path / "new"), "nothing is unlearned", "guda fit")
+
+
+def test_fit_says_what_it_leaves_out_and_evaluate_what_is_missing(guda: Guda, run: Run) -> None:
+    """fit, sample, score, evaluate, without a word of LOGO, ends in a line that says how to go on."""
+    assert json.loads(guda("fit", run.root, "--json").out)["left_out"] == []  # it is fitted here
+    for folder in run.path("artifacts").glob("logo-*"):
+        shutil.rmtree(folder)
+    done = guda("fit", run.root, "--json")
+    assert (done.code, json.loads(done.out)["left_out"]) == (0, ["logo"])
+    command = f"guda fit {run.root} --method logo"
+    assert command in guda("fit", run.root).out
+    missing = guda("evaluate", run.root)
+    assert missing.code == 2
+    assert "[scores-missing]" in missing.err
+    assert command in missing.err

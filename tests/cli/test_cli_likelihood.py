@@ -22,7 +22,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_for_people_and_for_machines(guda: Guda, run: Run) -> None:
-    said = guda("likelihood", run.root, "-n", 5, "--steps", 3, "--solver", "rk4", "--seeds", 1)
+    options = ("-n", 5, "--steps", 3, "--solver", "rk4", "--seeds", 1)
+    said = guda("likelihood", run.root, *options)
     assert said.code == 0, said
     flat = " ".join(said.out.split())
     assert f"Delta ELBO against delta log p: 5 queries of {SET}" in flat
@@ -30,12 +31,11 @@ def test_for_people_and_for_machines(guda: Guda, run: Run) -> None:
     assert flat.index("Oracle: LOGO by delta ELBO") < flat.index("Oracle: LOGO by delta log p")
     for row in ("similarity-pixel", "retrack-logp", "LOGO"):
         assert said.out.count(row) >= 2, row
-    kept = Run.open(run.root).recipe.likelihood
-    assert (kept.n, kept.steps, kept.solver, kept.seeds) == (5, 3, "rk4", 1)
-    value = json.loads(guda("likelihood", run.root, "--json").out)
+    assert Run.open(run.root).recipe == run.recipe
+    value = json.loads(guda("likelihood", run.root, *options, "--json").out)
     assert json.loads(Path(value.pop("path")).read_text()) == value
     assert set(value["oracles"]) == {"elbo", "likelihood"}
-    only = guda("likelihood", run.root, "--method", "retrack", "--steps", 2)
+    only = guda("likelihood", run.root, "--method", "retrack", *options, "--steps", 2)
     assert "Not compared with LOGO" in only.out
 
 

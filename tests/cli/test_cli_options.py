@@ -29,7 +29,6 @@ def test_fields_become_options_and_what_is_given_comes_back() -> None:
     assert option.default == "-n"  # typer takes the first positional argument for the name
     assert option.min == 1  # gt=0
     assert option.help.startswith("Samples to draw from the full model")
-    assert option.help.endswith("Saved in the recipe.")
     assert get_args(parameters["seed"].annotation)[1].default == "--seed"
     verb(run=Path("r"), n=None, seed=0, as_json=False)
     assert got == [{"seed": 0}]

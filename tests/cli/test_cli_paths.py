@@ -2,9 +2,11 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,9 @@ from tinyrun import (
 )
 
 import guda as package
+from guda.scoring.reading import RACED
 from guda.scoring.scores import Scores
+from programs import Programs
 from waiting import LIMIT, wait_for
 
 
@@ -50,7 +54,12 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_version(guda: Guda) -> None:
-    assert guda("--version").out == f"guda {package.__version__}\n"
+    """One line for a bug report, from metadata alone: nothing heavy is imported (test above)."""
+    line = guda("--version").out
+    assert line.startswith(f"guda {package.__version__} (")
+    assert line.count("\n") == 1
+    for part in (f"Python {platform.python_version()}", f"torch {version('torch')}", "diffusers "):
+        assert part in line
 
 
 def test_usage_errors_exit_with_2(guda: Guda) -> None:
@@ -83,10 +92,11 @@ def test_own_pictures_and_own_model(guda: Guda, tmp_path: Path) -> None:
     recipe["scoring"] = {"strata": 4, "rounds": 2, "block": 16, "shard": 4}
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
 
-    fitted = guda("fit", run, "--method", "retrack", "--set", "steps=2", "--workers", "1")
+    assert guda("set", run, "methods.retrack.steps=2").code == 0
+    fitted = guda("fit", run, "--method", "retrack", "--workers", "1")
     assert fitted.code == 0, fitted.err
     assert "Fitted retrack (3 tasks run)." in fitted.out
-    again = program("fit", run, "--method", "retrack", "--set", "steps=2", "--json")
+    again = program("fit", run, "--method", "retrack", "--json")
     assert as_json(again) == {"methods": ["retrack"], "tasks_run": 0, "warnings": []}
     assert "Traceback" not in again.err
 
@@ -156,22 +166,18 @@ def test_demo_goes_on_from_a_folder_of_its_own_recipe_only(guda: Guda, tmp_path:
     assert "differs: found" in answer.err
 
 
-def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
+def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path, launch: Programs) -> None:
     from guda import steps
 
     root = tmp_path / "run"
     steps.init(root, tiny(digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000}))
-    process = subprocess.Popen(
-        [PROGRAM, "train", str(root), "--workers", "1", "--json"], text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        # what a shell starts in the background ignores Ctrl-C, and so would its grandchildren
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    command = [PROGRAM, "train", str(root), "--workers", "1", "--json"]
+    process = launch(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def heartbeats() -> list[Path]:
         return [p for p in (root / "progress").glob("*.json") if not p.name.startswith(".")]  # not half-written ones
 
-    wait_for(heartbeats, "a heartbeat")
+    wait_for(lambda: heartbeats() or process.poll() is not None, "a heartbeat")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the driver and its workers
     out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
@@ -207,6 +213,7 @@ def test_plan_race_and_bands_from_the_command_line(guda: Guda, tmp_path: Path) -
     raced = as_json(guda("score", run, "-m", "retrack", "--stop", "budget=60", "--workers", 1, "--json"))
     assert "raced to budget=60" in raced["scores"]["retrack"]["estimand"]
     assert Path(raced["scores"]["retrack"]["path"]).is_file()
+    assert raced["scores"]["retrack"]["validation"] == RACED
     table = as_json(guda("evaluate", run, "--bands", "--json"))
     assert set(table["60:100"]) == {"ceiling", "retrack", "similarity-pixel"}
     assert "t in 60:100" in guda("evaluate", run, "--bands").out

@@ -60,12 +60,14 @@ def test_unknown_styles_are_refused_and_nothing_changes(guda: Guda, tmp_path: Pa
     assert tree(run) == before
 
 
-def test_groups_are_kept_in_the_recipe_and_undone(guda: Guda, tmp_path: Path) -> None:
+def test_groups_of_one_command_and_of_the_run(guda: Guda, tmp_path: Path) -> None:
     run = copy_text(tmp_path / "run").root
     done = guda("score", run, "--queries", SET, "-m", "anchors-uniform", "--groups", "Crayon,Bricks", "--json")
     assert done.code == 0, done.err
+    assert Run.open(run).recipe.scoring.groups is None
+    assert guda("set", run, "scoring.groups=Crayon,Bricks").code == 0
     assert Run.open(run).recipe.scoring.groups == ("Crayon", "Bricks")
-    assert guda("score", run, "--queries", SET, "-m", "anchors-uniform", "--groups", "all").code == 0
+    assert guda("set", run, "scoring.groups=all").code == 0
     assert Run.open(run).recipe.scoring.groups is None
 
 

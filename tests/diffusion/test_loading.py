@@ -192,7 +192,7 @@ def test_a_learned_variance_pipeline_is_refused(make_unet: Callable[..., Any], t
 def test_an_unknown_scheduler_class_and_damaged_json_are_refused(saved: Path) -> None:
     config = saved / "scheduler" / "scheduler_config.json"
     edit_json(config, _class_name="NoSuchScheduler")
-    with refused("scheduler-unknown", match="no scheduler 'NoSuchScheduler'"):
+    with refused("model-class-not-allowed", match="NoSuchScheduler"):
         Denoiser.from_pretrained(saved)
     for text in ("{", "[1]"):
         config.write_text(text)

@@ -62,7 +62,7 @@ def test_parts_of_another_class_are_refused_by_name(part: str, name: str, copied
     ("scheduler", "line"),
     [
         (LCMScheduler(), "LCMScheduler belongs to a distilled"),
-        (EDMEulerScheduler(), "EDMEulerScheduler has no betas"),
+        (EDMEulerScheduler(), "EDMEulerScheduler"),
         (FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), "use_dynamic_shifting"),
     ],
 )

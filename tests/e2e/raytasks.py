@@ -3,22 +3,24 @@
 import json
 import os
 import signal
-import time
 
 from guda.run import task as progress
 from guda.run.run import Run
+from waiting import wait_for
 
 
-def where(run: Run, name: str, seconds: float = 0.3) -> None:
-    """Says on which node and with how many threads it ran; takes so long that no node can run them all."""
+def where(run: Run, name: str, nodes: int = 1) -> None:
+    """Says on which node and with how many threads it ran; waits until tasks have begun on so many nodes."""
     import ray
     import torch
     from threadpoolctl import threadpool_info
 
-    time.sleep(seconds)
-    blas = {pool["num_threads"] for pool in threadpool_info()}
-    value = {"node": ray.get_runtime_context().get_node_id(), "torch": torch.get_num_threads(), "blas": sorted(blas)}
-    run.path("out").mkdir(exist_ok=True)
+    blas, node = {pool["num_threads"] for pool in threadpool_info()}, ray.get_runtime_context().get_node_id()
+    begun = run.path("out", "nodes")
+    begun.mkdir(parents=True, exist_ok=True)
+    (begun / node).touch()
+    wait_for(lambda: len(list(begun.iterdir())) >= nodes, f"a task on {nodes} nodes")
+    value = {"node": node, "torch": torch.get_num_threads(), "blas": sorted(blas)}
     run.path("out", name).write_text(json.dumps(value | {"pid": os.getpid()}))
 
 

@@ -18,7 +18,8 @@ for helpers in ("run", "web"):
     sys.path.insert(0, str(Path(__file__).parents[1] / helpers))
 from uploads import grey, png_header  # noqa: E402
 
-from waiting import wait_for  # noqa: E402
+import programs  # noqa: E402
+from waiting import LIMIT, wait_for  # noqa: E402
 
 pytestmark = pytest.mark.e2e
 WAIT = 180_000  # milliseconds; machines are slow, and nothing is ever waited for in full
@@ -26,7 +27,7 @@ WAIT = 180_000  # milliseconds; machines are slow, and nothing is ever waited fo
 
 @pytest.fixture(scope="module")
 def app_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`guda serve` as a user starts it; ended as a user ends it."""
+    """`guda serve` as a user starts it."""
     pytest.importorskip("gradio")
     from tinyrun import copy_run
 
@@ -36,24 +37,32 @@ def app_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = s.getsockname()[1]
     command = [sys.executable, "-m", "guda", "serve", str(root), "--port", str(port), "--max-mb", "1"]
     log = root.parent / "log"
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(root.parent)}
     with log.open("w") as out:
-        server = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-    wait_for(lambda: "Serving" in log.read_text() or server.poll() is not None, "guda serve to start or to exit")
-    assert server.poll() is None, log.read_text()
-    yield f"http://127.0.0.1:{port}"
-    server.send_signal(signal.SIGINT)
-    assert server.wait(300) == 0
-    assert log.read_text().endswith("Stopped.\n")
-    assert "Traceback" not in log.read_text()
+        server = programs.start(command, stdout=out, stderr=subprocess.STDOUT, env=environ)
+    try:
+        wait_for(lambda: "Serving" in log.read_text() or server.poll() is not None, "guda serve to start or to exit")
+        assert server.poll() is None, log.read_text()
+        found = re.search(r"http://\S+", log.read_text())
+        assert found is not None
+        yield found[0]
+        assert len(list(root.parent.glob("guda-web-*"))) == 1
+        server.send_signal(signal.SIGTERM)  # as a supervisor ends it
+        assert server.wait(LIMIT) == 0
+        assert log.read_text().endswith("Stopped.\n")
+        assert "Traceback" not in log.read_text()
+        assert list(root.parent.glob("guda-web-*")) == []
+    finally:
+        programs.end(server)
 
 
 class Visit:
     """A page with everything it complained about and every server it asked."""
 
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
-        self.address, self.errors, self.asked = address, [], []  # type: ignore[var-annotated]
+        """`address`: the link that was printed; later pages need only the cookie."""
+        self.link, self.errors, self.asked = address, [], []  # type: ignore[var-annotated]
+        self.address = address.partition("/?")[0]
         self.page = browser.new_context(viewport={"width": 1280, "height": 1000}, **options).new_page()
         self.page.set_default_timeout(WAIT)
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
@@ -61,7 +70,8 @@ class Visit:
         self.page.on("request", lambda r: self.asked.append(r.url))
 
     def open(self, path: str = "/") -> Visit:
-        self.page.goto(self.address + path)
+        self.page.goto(self.link if path == "/" else f"{self.link}&{path.removeprefix('/?')}")
+        assert "token" not in self.page.url
         self.page.wait_for_selector("#ask-button", state="attached")  # a link opens another tab
         return self
 
@@ -116,7 +126,7 @@ def test_a_digit_settles_and_is_found_again(app_page: Visit, browser: Any, tmp_p
     name = re.search(r"upload-\w{12}", href)[0]  # type: ignore[index]
     assert page.locator("#shelf-table a", has_text=name).first.get_attribute("href") == href
 
-    someone = Visit(browser, app_page.address).open(f"/?result={name}")  # the short form, in another browser
+    someone = Visit(browser, app_page.link).open(f"/?result={name}")  # the short form, in another browser
     assert someone.settled("shelf-answer").query_selector(".verdict").inner_text() == said
     someone.clean()
 

@@ -30,6 +30,7 @@ from guda.errors import GudaError
 from guda.run.run import Run
 from guda.run.task import Task, pending
 from guda.steps.fit import Engine
+from programs import Programs
 from waiting import wait_for
 
 pytestmark = pytest.mark.e2e
@@ -76,7 +77,7 @@ def guda(*args: object) -> subprocess.CompletedProcess[str]:
 
 def test_both_nodes_work_one_thread_each_and_never_too_many_at_once(run: Run, pool: RayWorkers) -> None:
     seen: list[tuple[int, int, float, list[str]]] = []
-    tasks = [task(f"t{i}", "raytasks:where", name=f"t{i}") for i in range(12)]
+    tasks = [task(f"t{i}", "raytasks:where", name=f"t{i}", nodes=2) for i in range(12)]
     last = task("last", "raytasks:where", tuple(f"t{i}" for i in range(12)), name="last")
     assert run_on_ray(run, [last, *tasks], pool, lambda *a: seen.append(a)) == 13
     found = [json.loads(run.path("out", f"t{i}").read_text()) for i in range(12)]
@@ -246,19 +247,47 @@ def test_what_no_node_has_is_one_line(nodes: TwoNodes, monkeypatch: pytest.Monke
         run_on_ray(run, [task("x", "raytasks:where", name="x")], RayOptions(nodes.address, gpus=64.0))
 
 
+def listening(pids: set[int]) -> dict[str, set[str]]:
+    """Addresses on which these processes listen, as /proc writes them, and the names of those that do."""
+    open_sockets: dict[str, str] = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            parts = line.split()
+            if parts[3] == "0A":
+                open_sockets[f"socket:[{parts[9]}]"] = parts[1].partition(":")[0]
+    found: dict[str, set[str]] = {}
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                where = open_sockets.get(os.readlink(file))
+            except OSError:
+                continue
+            if where is not None:
+                found.setdefault(where, set()).add(name(pid))
+    return found
+
+
+# 127.0.0.1, and as an IPv6 address
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
 @pytest.mark.slow
-def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path, launch: Programs) -> None:
     from test_engine_kill import alive, children
 
     recipe = tinyrun.tiny(tinyrun.digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000})
     run = steps.init(tmp_path / "run", recipe)
     command = [sys.executable, "-m", "guda.cli.main", "train", str(run.root), "--engine", "ray", "--workers", "1"]
-    process = subprocess.Popen(command, env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"})
+    inherited = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+    process = launch(command, env={k: v for k, v in os.environ.items() if k not in inherited})
     wait_for(lambda: list(run.path("progress").glob("[!.]*.json")) or process.poll() is not None, "a heartbeat")
     assert process.poll() is None
     family = {pid: name(pid) for pid in children(process.pid)}
     worker = {pid for pid, what in family.items() if what.startswith("ray::guda")}
     assert worker
+    found = listening({process.pid, *alive(set(family))})
+    assert found
+    assert set(found) <= LOOPBACK, found
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     wait_for(lambda: not alive(worker), "the end of the worker")

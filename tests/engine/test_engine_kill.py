@@ -12,6 +12,7 @@ from tinyrun import Inline, digits_folder, exact, finished_root, tiny
 from guda import steps
 from guda.files import TEMPORARY
 from guda.run.run import Run
+from programs import Programs
 from waiting import LIMIT, stopped, wait_for
 
 PROGRAM = str(Path(__file__).with_name("killable.py"))
@@ -43,15 +44,14 @@ def alive(pids: set[int]) -> set[int]:
     return {p for p in pids if running(p)}
 
 
-def start(root: Path, workers: int = 1, *moment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, PROGRAM, str(root), str(workers), *moment]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def start(launch: Programs, root: Path, workers: int = 1, *moment: str) -> subprocess.Popen[str]:
+    return launch([sys.executable, PROGRAM, str(root), str(workers), *moment], stderr=subprocess.PIPE)
 
 
-def kill_at(root: Path, workers: int, pattern: str, count: int) -> set[int]:
+def kill_at(launch: Programs, root: Path, workers: int, pattern: str, count: int) -> set[int]:
     """Start it, and kill it when a worker is about to publish such a file beside `count` others."""
     stopped(root).unlink(missing_ok=True)
-    process = start(root, workers, pattern, str(count))
+    process = start(launch, root, workers, pattern, str(count))
     wait_for(lambda: stopped(root).exists() or process.poll() is not None, "the moment to kill")
     family = children(process.pid)
     process.kill()
@@ -70,7 +70,7 @@ def products(root: Path) -> dict[str, int]:
     }
 
 
-def test_killed_at_three_moments_it_ends_in_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_at_three_moments_it_ends_in_the_same_bytes(tmp_path: Path, launch: Programs) -> None:
     root = tmp_path / "run"
     steps.init(root, tiny(digits_folder()))
     rng = random.Random(7)
@@ -82,7 +82,7 @@ def test_killed_at_three_moments_it_ends_in_the_same_bytes(tmp_path: Path) -> No
     ]
     kept: dict[str, int] = {}
     for n, pattern, count in moments:
-        workers = kill_at(root, n, pattern, count)
+        workers = kill_at(launch, root, n, pattern, count)
         assert workers, "it was killed before it had workers"
         wait_for(lambda workers=workers: not alive(workers), "the end of orphans")
         after = products(root)
@@ -90,7 +90,7 @@ def test_killed_at_three_moments_it_ends_in_the_same_bytes(tmp_path: Path) -> No
         kept = after
     assert kept
     assert exact(root) != exact(finished_root())
-    last = start(root)
+    last = start(launch, root)
     _, err = last.communicate(timeout=LIMIT)
     assert last.returncode == 0, err
     after = products(root)
@@ -104,14 +104,47 @@ def test_killed_at_three_moments_it_ends_in_the_same_bytes(tmp_path: Path) -> No
     assert products(root) == after
 
 
-def test_terminating_the_driver_ends_its_workers_too(tmp_path: Path) -> None:
+def test_terminating_the_driver_ends_its_workers_too(tmp_path: Path, launch: Programs) -> None:
     root = tmp_path / "run"
     steps.init(root, tiny(digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000}))
-    process = start(root)
-    wait_for(lambda: list((root / "progress").glob("*.json")), "a heartbeat")
-    assert steps.status(Run.open(root))["running"]
+    process = start(launch, root)
+    wait_for(lambda: steps.status(Run.open(root))["running"] or process.poll() is not None, "a heartbeat")
+    assert process.poll() is None
     workers = children(process.pid)
+    assert workers
     os.kill(process.pid, signal.SIGTERM)
-    process.communicate()
+    process.communicate(timeout=LIMIT)
     wait_for(lambda: not alive(workers), "the end of the workers")
     assert steps.status(Run.open(root))["running"] == []
+
+
+def test_a_test_that_fails_leaves_no_process(tmp_path: Path) -> None:
+    """A driver and the worker that it started, both in the middle of their work, are gone once the fixture ends; and
+    they are if the tests are killed, which no fixture survives."""
+    loop = "import signal; print('here', flush=True); signal.pause()"
+    driver = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {loop!r}]).wait()"
+    programs = Programs()
+    process = programs([sys.executable, "-c", driver], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    family = {process.pid} | children(process.pid)
+    assert len(family) == 2
+    programs.end()
+    wait_for(lambda: not alive(family), "the end of a test's processes")
+
+    tests = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from programs import start
+import subprocess
+process = start([sys.executable, "-c", {loop!r}], stdout=subprocess.PIPE)
+process.stdout.readline()
+print(process.pid, flush=True)
+process.wait()
+"""
+    outer = programs([sys.executable, "-c", tests], stdout=subprocess.PIPE)
+    assert outer.stdout is not None
+    orphan = int(outer.stdout.readline())
+    os.kill(outer.pid, signal.SIGKILL)
+    wait_for(lambda: not alive({orphan}), "the end of an orphan")
+    programs.end()

@@ -52,6 +52,20 @@ def test_nothing_is_claimed_of_a_foreign_picture_or_without_probabilities() -> N
     assert without.verdicts == {"unmeasured": 4}
 
 
+def test_calibrated_claims_are_answer_sets_and_no_probability() -> None:
+    sets = np.array([[1.0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]])
+    given = scores(answer=sets)
+    found = measure(given, KNOWN, given.verdict())
+    assert found.sure is None
+    assert found.in_set is not None
+    assert (found.in_set.n, found.in_set.right, found.set_size) == (4, 3, 7 / 4)
+    assert (found.stands_out.n, found.stands_out.right) == (1, 1)
+    foreign = scores(answer=sets, origins=(Origin(), Origin(typical_p=0.001), Origin(), Origin()))
+    without = measure(foreign, KNOWN, foreign.verdict())
+    assert without.in_set is not None
+    assert (without.in_set.n, without.in_set.right) == (3, 2)
+
+
 def test_chance_by_brute_force_over_all_rankings() -> None:
     from itertools import permutations
 

@@ -146,8 +146,8 @@ def test_health_resumes_and_repeats_nothing(run: Run, tmp_path: Path) -> None:
     assert again.ran == []
     assert tree(run.path("terms")) == before
     whole = copy_run(tmp_path / "whole")
-    steps.health(whole, ["retrack"], Inline(), 6)  # the number of images as an argument: kept in the recipe
-    assert whole.recipe.scoring.reference == 6
+    steps.health(whole, ["retrack"], Inline(), 6)  # the number of images as an argument
+    assert whole.recipe.scoring.reference == 20
     name = f"health/{Path(get_method(run, 'retrack').folder).name}.json"
     assert whole.path(name).read_bytes() == run.path(name).read_bytes()
     assert exact(whole.root) == exact(run.root)

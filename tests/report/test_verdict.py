@@ -18,7 +18,7 @@ def ranked(*groups: tuple[str, float, float | None, float | None]) -> list[Group
 def test_stands_out_when_above_zero_and_clear_of_all_others():
     found = verdict(ranked(("3", 12.3, 10.1, 14.5), ("8", 4.0, 2.0, 6.0), ("1", -1.0, -2.0, 0.0)))
     assert found.kind == "stands-out"
-    assert found.text == "group 3 stands out (+12.3 [10.1, 14.5] nats; clear of the next group)"
+    assert found.text == f"group 3 stands out (+12.3 [10.1, 14.5] nats; clear of the next group; {NOT_VALIDATED})"
 
 
 def test_overlap_with_the_second_is_not_separated():

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import programs
+
 
 def free_port() -> int:
     with socket.socket() as s:
@@ -16,8 +18,8 @@ def free_port() -> int:
 def start(command: Sequence[str], n: int = 2) -> list[subprocess.Popen[str]]:
     shared = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     return [
-        subprocess.Popen(
-            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        programs.start(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "GUDA_DEVICE": "cpu"},
         )
         for rank in range(n)
@@ -33,5 +35,5 @@ def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 600) -> 
             found.append((p.returncode, out, err))
     finally:
         for p in processes:
-            p.kill()
+            programs.end(p)
     return found

@@ -192,7 +192,7 @@ def test_the_command_says_how_many_and_its_json_says_which(
     assert list(told["copies"]) == ["copy-0", "copy-1", "copy-2"]
     accepted = guda("--foreign", "accept")
     assert "2 of 5 pictures are foreign to this model and attributed on request" in accepted
-    assert Run.open(scored.root).recipe.scoring.foreign == "accept"
+    assert Run.open(scored.root).recipe.scoring.foreign == "refuse"  # for that command alone
 
 
 def test_too_few_samples_are_said_to_be_too_few(

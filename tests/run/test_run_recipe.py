@@ -2,14 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
 import pydantic
 import pytest
 import yaml
-from tinyrun import tiny
+from tinyrun import Inline, tiny
 
+from guda import steps
 from guda.config import Config, parse_config
+from guda.data.digits import load_digits_data
+from guda.data.images import ImageData
 from guda.errors import GudaError
+from guda.files import read_json
 from guda.methods.base import METHODS
+from guda.run.data import load_data
 from guda.run.recipe import LOCKED, Recipe, builtin_recipe
 
 SHIPPED = sorted(p.stem for p in (Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -102,3 +108,25 @@ def test_method_settings_name_the_field_and_what_there_is() -> None:
 def test_recipes_are_frozen() -> None:
     with pytest.raises(pydantic.ValidationError):
         tiny("digits").name = "other"  # type: ignore[misc]
+
+
+def test_training_validates_on_the_test_split_where_the_source_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def halves(split: str | None = None) -> ImageData:
+        """Odd digits of the data set are its test split."""
+        data = load_digits_data()
+        return data.take(np.arange(int(split == "test"), data.n, 2))
+
+    monkeypatch.setattr("guda.data.sources._find", lambda name: halves)
+    for split, validated in ((None, True), ("test", False)):
+        recipe = tiny("halves", data={"split": split, "groups": ["0", "1"]}, training={"steps": 20})
+        run = steps.init(tmp_path / str(split), recipe)
+        steps.train(run, Inline())
+        found = read_json(run.path("models", "full-s0", "guda.json")).get("validation")
+        assert (found is not None) is validated
+        if found is not None:
+            assert len(found) == 20
+            test = ImageData.load(run.path("data", "test"))
+            assert not set(test.ids) & set(load_data(run).ids)
+            assert test.groups.names == ("0", "1")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import uuid
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tinyrun import SET, Inline, digits_folder, exact, finished_root, tiny
@@ -104,11 +107,58 @@ def test_a_changed_recipe_travels_and_two_changes_are_refused(url: str, tmp_path
     (roots[0] / "recipe.yaml").write_text("rounds: 8\n")
     (roots[1] / "recipe.yaml").write_text("rounds: 16\n")
     one.push()
-    with refused("remote-file-conflict", kind=Mismatch):
+    with refused("remote-file-conflict", kind=Mismatch, match="rounds: 8.*rounds: 16"):
         two.push()
     assert two.pull() == 0  # ours is kept until somebody decides
     with refused("remote-file-conflict", kind=Mismatch):
         two.push()
+
+
+def test_of_two_drivers_that_race_on_the_recipe_one_is_refused(url: str, tmp_path: Path) -> None:
+    """Both have looked before either has written."""
+    roots = [tmp_path / name for name in ("zero", "one", "two")]
+    zero, *racers = (machine(url, root) for root in roots)
+    roots[0].mkdir()
+    (roots[0] / "recipe.yaml").write_text("rounds: 2\n")
+    zero.push()
+    both = threading.Barrier(2)
+    for number, racer in enumerate(racers):
+        racer.pull()
+        (racer.local / "recipe.yaml").write_text(f"rounds: {4 + number}\n")
+
+        def looked(look: Callable[[], Any] = racer._remote) -> Any:
+            found = look()
+            both.wait()
+            return found
+
+        racer._remote = looked  # type: ignore[method-assign]
+
+    def outcome(racer: Mirror) -> int | str:
+        try:
+            return racer.push()
+        except Mismatch as e:
+            return e.code
+
+    with ThreadPoolExecutor(2) as threads:
+        results = list(threads.map(outcome, racers))
+    assert sorted(map(str, results)) == ["1", "remote-file-conflict"]
+    winner = racers[results.index(1)]
+    assert zero.pull() == 1
+    assert (roots[0] / "recipe.yaml").read_text() == (winner.local / "recipe.yaml").read_text()
+    assert not [name for name in zero.fs.find(zero.root) if "lease" in name]
+
+
+def test_the_lease_of_a_killed_driver_is_taken(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = machine(url, tmp_path / "one")
+    one.local.mkdir()
+    (one.local / "recipe.yaml").write_text("rounds: 2\n")
+    killed = one._lease("recipe.yaml")
+    killed.__enter__()
+    monkeypatch.setattr("guda.run.remote.LEASE", 0.0)
+    monkeypatch.setattr("guda.run.remote.LOOK", 0.0)
+    assert one.push() == 1
+    killed.__exit__(None, None, None)  # it comes back: nothing of anybody's is removed
+    assert machine(url, tmp_path / "two").pull() == 1
 
 
 def test_a_newer_table_replaces_an_older_one(url: str, tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinyrun import SET, Inline, digits_folder, tiny, write_digits, write_queries
+from tinyrun import SET, Inline, copy_run, digits_folder, tiny, write_digits, write_queries
 
 import guda
 from guda import steps
 from guda.errors import GudaError
 from guda.files import read_tensors, write_tensors
 from guda.methods.base import get_method
-from guda.methods.regroup import Subset
+from guda.methods.regroup import Subset, fitted_placebos, placebos_of
 from guda.methods.terms import ModelRef, families, load_counterfactual, load_queries, run_scorer
 from guda.run.data import load_data
 from guda.run.models import load_model, run_schedule
@@ -235,8 +235,11 @@ def test_a_recipe_may_ask_for_placebos_and_health(run: Run) -> None:
     run.update(Recipe.from_dict(value, "test"))
     entry = steps.pipeline(run, Inline())
     assert {"shift", "posterior", "hybrid"} <= set(entry.methods)
-    assert steps.scores_path(run, SET, "shift-placebo").is_file()
-    assert [r.used for r in bank_list(run) if r.group == "placebo-0"] == [True]
+    assert all(steps.scores_path(run, SET, f"{m}-placebo").is_file() for m in METHODS)
+    assert [(r.method, r.used) for r in bank_list(run) if r.group == "placebo-0"] == [
+        ("posterior", True), ("shift", True)
+    ]  # fmt: skip
+    assert bank_verify(run)["problems"] == []
     measured = {p.name.rsplit("-", 1)[0] for p in run.path("health").glob("*.json")}
     assert measured == {"shift", "posterior", "hybrid"}
     hybrid, shift = entry.methods["hybrid"], entry.methods["shift"]
@@ -247,6 +250,38 @@ def test_a_recipe_may_ask_for_placebos_and_health(run: Run) -> None:
     steps.change_scoring(run, drift="subtract")
     steps.score(run, SET, list(METHODS), Inline())
     assert str(steps.evaluate(run, SET).note).endswith("Scores of shift are less their drift.")
+
+
+def test_random_groups_by_the_rule_and_by_a_hybrid(run: Run) -> None:
+    run = copy_run(run.root.parent / "placebos", run.root)
+    engine = Inline()
+    steps.fit(run, ["posterior", "hybrid"], engine, placebos=6)
+    fitted = [name for name in engine.ran if "placebo-5" in name]
+    assert fitted == ["fit posterior without placebo-5", "fit shift without placebo-5"]
+    steps.score(run, SET, ["hybrid", "posterior"], Inline())
+    rule, both = (fitted_placebos(get_method(run, m)) for m in ("posterior", "hybrid"))
+    assert rule is not None
+    assert both is not None
+    assert rule.groups == both.groups == tuple(f"placebo-{i}" for i in range(6))
+    # the same images leave both halves, and a hybrid is its halves weighed by t
+    assert {half.grouping.seed for half in both.halves} == {rule.grouping.seed}  # type: ignore[attr-defined,union-attr]
+    queries = load_queries(run, SET)
+    read = both.reader(queries)
+    tuned, own = (half.contributions(half.sets(), read) for half in both.halves)  # type: ignore[attr-defined]
+    share = np.where(read(ModelRef("base")).t < 0.4 * run_schedule(run).T, 0.25, 0.0)[:, :, None]
+    assert np.allclose(both.contributions(both.sets(), read), share * tuned + (1 - share) * own)
+    stored = steps.placebo_null(run, SET, "hybrid")
+    assert stored is not None
+    expected = (share * tuned + (1 - share) * own).mean(axis=0).sum(axis=-1)
+    np.testing.assert_allclose(stored.scores.score, expected, rtol=1e-9)
+
+
+def test_placebos_of_another_seed_are_other_files(run: Run) -> None:
+    rule = get_method(run, "posterior")
+    mine = placebos_of(rule, 1)
+    other = mine.on(mine.grouping.model_copy(update={"seed": 7}))  # type: ignore[union-attr]
+    assert mine.file("placebo-0") != other.file("placebo-0")
+    assert not np.array_equal(mine.regrouped("placebo-0").membership, other.regrouped("placebo-0").membership)
 
 
 def test_the_plan_knows_how_counterfactuals_are_stored(tmp_path: Path) -> None:

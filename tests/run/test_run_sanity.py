@@ -1,10 +1,13 @@
 """`guda sanity` on a run: held-out digits of known groups, what is refused, and where it is shown."""
 
+import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from textrun import OBJECTS, STYLES, copy_text
 from tinyrun import GROUPS, SET, Inline, copy_run
 
 import guda
@@ -111,3 +114,29 @@ def test_no_folder_no_fit_and_other_pictures_of_that_name(run: Run, heldout: Pat
     (steps.scores_folder(run, "fewer") / "sanity.json").write_text('{"queries": 3}')
     with refused("sanity-damaged"):
         steps.read_sanity(run)
+
+
+def test_text_to_image_runs_ask_with_the_prompts_of_the_folder(tmp_path: Path) -> None:
+    run, rng, rows = copy_text(tmp_path / "run"), np.random.default_rng(8), []
+    heldout = tmp_path / "real"
+    for s, style in enumerate(STYLES):
+        (heldout / style).mkdir(parents=True)
+        for i in range(2):
+            image = rng.integers(0, 80, (16, 16, 3))
+            image[4 * i : 4 * i + 4, :, s] += 150
+            Image.fromarray(image.astype(np.uint8)).save(heldout / style / f"{i}.png")
+            rows.append({"file_name": f"{style}/{i}.png", "prompt": f"An artwork of {OBJECTS[i]}"})
+    with refused("prompts-required"):
+        steps.sanity(run, heldout, Inline())
+    (heldout / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps.calibrate(run, Inline(), ["anchors-uniform"], 20)
+    found = steps.sanity(run, heldout, Inline())
+    assert found.pictures == dict.fromkeys(STYLES, 2)
+    assert {"logo", "anchors-uniform", "similarity-pixel"} <= set(found.methods)
+    calibrated = found.methods["anchors-uniform"]
+    assert calibrated.in_set is not None
+    assert calibrated.sure is None
+    assert found.methods["anchors-removed"].in_set is None
+    assert found.methods["similarity-pixel"].first.right == 6  # a style is a colour
+    table = steps.read_sanity(run)
+    assert table == [found]

@@ -25,6 +25,7 @@ from guda.run.plan import halve_block, probe, run_plan, run_settings
 from guda.run.run import Run
 from guda.scoring import pilot, scorer
 from guda.scoring.plan import OutOfMemory, Settings, candidates
+from guda.scoring.reading import RACED
 from guda.scoring.scores import Scores
 from guda.unlearning.bank import Bank
 from refusals import refused
@@ -143,6 +144,9 @@ def test_a_race_is_replayed_after_an_interruption_byte_by_byte(run: Run, tmp_pat
 
     scores = Scores.read(steps.scores_path(run, SET, "retrack", RULE))
     assert f"raced to {RULE}" in scores.estimand
+    for said in scores.verdict().values():
+        assert said.note == RACED
+        assert RACED in said.text
     per_group = np.asarray(scores.n_evals)
     each = 2 * run_plan(run).evals_per_round
     assert (per_group % each == 0).all()

@@ -9,6 +9,8 @@ from tinyrun import SET, Inline, copy_run, exact, tree, write_queries
 from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.sweep import markdown, read_sweep, text
+from guda.methods.base import METHODS
+from guda.report.reproduce import read_reproduction, scaled_recipe
 from guda.run.recipe import Recipe, builtin_recipe, recipes_folder
 from guda.run.run import Run
 from guda.steps.ablate import Ablation, _cells, epochs_to_steps
@@ -159,6 +161,7 @@ def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
     digits = builtin_recipe("digits")
     recipe = run.recipe.model_dump(mode="json")
     recipe["methods"] |= {m: digits.methods[m] for m in ("retrack", "posterior", "hybrid")}
+    recipe["methods"] |= {m: {} for m in ("trak", "dtrak", "das")}  # as `guda reproduce` adds them
     recipe["methods"]["anchors-weighted"] = Recipe.read(EMOJI).methods["anchors-weighted"]
     run.update(type(digits).model_validate(recipe))
     trials = Trials(run, SET)
@@ -169,13 +172,50 @@ def test_the_shipped_sweeps_fit_the_digits(run: Run) -> None:
         _, cells = _cells(trials, ablation)
         assert len(cells) == sum(len(a.values) for a in ablation.axes)
         own = [trials.own(c.method) for c in cells]
-        assert sum(own) == (len(ablation.axes) if ablation.base == "recipe" else 0)
+        assert sum(own) == (len(ablation.axes) if ablation.base == "recipe" and not ablation.settings else 0)
         others = {trials.label(c.method) for c, mine in zip(cells, own, strict=True) if not mine}
         assert len(others) == len(cells) - sum(own)
     with refused(
         "recipe-unknown", match=r"shipped recipes: cifar10-paper, cifar10-small, digits, .*, unlearncanvas-paper$"
     ):
         builtin_recipe("nothing")  # sweeps are no recipes
+
+
+def test_a_sweep_of_the_paper_s_recipe_keeps_its_settings() -> None:
+    """A sweep around defaults would call something else DAS than the table beside it does."""
+    wanted = read_reproduction("cifar10")
+    recipe = scaled_recipe(wanted)
+    for name in wanted.ablations["full"]:
+        ablation = steps.read_ablation(name)
+        assert ablation.base == "recipe", name
+        swept = {axis.axis for axis in ablation.axes} - {"epochs"}
+        config = METHODS.find(ablation.method).Config
+        own = config.model_validate(recipe.methods[ablation.method]).model_dump()
+        base = config.model_validate(recipe.methods[ablation.method] | ablation.settings).model_dump()
+        assert {k for k in own if own[k] != base[k]} <= {"solver", "lam_scale"} | swept, name
+
+
+def test_recipes_that_train_with_flips_unlearn_with_them() -> None:
+    found = 0
+    for file in recipes_folder().glob("*.yaml"):
+        recipe = builtin_recipe(file.stem)
+        for name, settings in recipe.methods.items():
+            if (
+                recipe.training is not None
+                and recipe.training.flips
+                and "flips" in METHODS.find(name).Config.model_fields
+            ):
+                assert settings.get("flips") is True, (file.stem, name)
+                found += 1
+    assert found >= 5
+
+
+def test_what_the_paper_s_recipes_say() -> None:
+    """The paper retrained once and has one full model; Fisher information over all images."""
+    for name in ("cifar10", "unlearncanvas"):
+        recipe = scaled_recipe(read_reproduction(name))
+        assert recipe.methods["logo"]["own_full"] is False
+    assert recipe.methods["synthesized"]["fisher_images"] is None
 
 
 @pytest.mark.parametrize(

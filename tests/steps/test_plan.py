@@ -154,3 +154,15 @@ def test_an_outline_of_excess_counts_the_average_picture() -> None:
 
 def _without(value: dict) -> dict:
     return value | {"scoring": value["scoring"] | {"excess": False}}
+
+
+def test_what_is_scored_is_not_planned_again(tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    n, methods = run.recipe.queries.n, list(run.recipe.methods)
+    assert set(rows(steps.plan(run, methods, n)).values()) == {0}
+    more = rows(steps.plan(run, methods, n + 1))  # a set that is not there
+    assert more[f"score {n + 1} queries by retrack"] > 0
+    parts = sorted(run.path("terms").rglob("*.parquet"))
+    parts[-1].unlink()
+    left = rows(steps.plan(run, methods, n))
+    assert 0 < sum(left.values()) < more[f"score {n + 1} queries by retrack"]

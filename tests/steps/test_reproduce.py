@@ -195,3 +195,14 @@ def test_a_text_to_image_experiment_builds_its_prompts_and_has_the_table_of_anch
     assert "anchors.md" in {p.name for p in done.tables}
     assert "anchors-uniform" in (tmp_path / "run" / "tables" / "anchors.md").read_text()
     assert (tmp_path / "run" / "figures" / "same-noise-anchors-uniform.png").is_file()
+
+
+def test_a_pretrained_start_that_reads_prompts_has_them_before_it_is_trained(tmp_path: Path) -> None:
+    recipe, start = tmp_path / "text.yaml", tmp_path / "start.yaml"
+    recipe.write_text(tiny_text().to_yaml())
+    start.write_text(tiny_text().model_copy(update={"name": "start", "methods": {}}).to_yaml())
+    changes = {"scales": {"full": str(recipe)}, "before": str(start), "published": "unlearncanvas", "methods": {}}
+    name = experiment(tmp_path, **changes, likelihood=None, partition=None, pairs=[])
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(name, tmp_path / "run", Inline(stop_after=0))  # the first task: nothing is missing for it
+    assert (tmp_path / "start" / "prompts").is_dir()

@@ -22,6 +22,7 @@ from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.steps.search_space import parse_space
 from guda.steps.tune import TuneTrial, choose_groups, ranked, read_trace, suggest, tune
+from programs import Programs
 from refusals import refused
 from waiting import stopped, wait_for
 
@@ -127,14 +128,14 @@ def test_which_groups(run: Run) -> None:
             choose_groups(run, bad)
 
 
-def test_stopped_anywhere_it_goes_on_as_if_it_had_not_been(run: Run, tmp_path: Path) -> None:
+def test_stopped_anywhere_it_goes_on_as_if_it_had_not_been(run: Run, tmp_path: Path, launch: Programs) -> None:
     """Ten trials, so that the sampler models what it has seen: in one go; kill -9, interruptions, in pieces."""
     whole = study(run, 10, n=5)
     text = (whole.folder / "trace.jsonl").read_bytes()
     other = copy_run(tmp_path / "other")
     trace = other.root / whole.folder.relative_to(run.root) / "trace.jsonl"
     program = [sys.executable, str(Path(__file__).with_name("killable_tune.py")), str(other.root), "10", SEARCH]
-    process = subprocess.Popen(program, stderr=subprocess.PIPE)
+    process = launch(program, stderr=subprocess.PIPE)
     wait_for(lambda: stopped(other.root).exists() or process.poll() is not None, "the third trial")
     process.kill()
     process.communicate()

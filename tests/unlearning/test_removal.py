@@ -11,6 +11,7 @@ from guda.diffusion.loading import make_scheduler
 from guda.diffusion.schedule import Schedule
 from guda.unlearning.rule import (
     GaussianDensity,
+    GaussianRemoval,
     ImageDensity,
     Rule,
     RuleConfig,
@@ -199,3 +200,90 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     swapped = density.changes(torch.cat([x_t := noised(x[8:12], 30)[0], far[0]]), torch.cat([near[1] + 29, far[1]]))
     assert x_t.shape == near[0].shape
     assert torch.equal(both[:, 4:], swapped[:, 4:])
+
+
+# --- any other set of images ----------------------------------------------------------------------
+
+
+def mlp_and_images(n: int = 30) -> tuple[Denoiser, ImageData]:
+    rng = np.random.default_rng(3)
+    images = rng.integers(0, 90, (n, 1, 3, 3), np.uint8) + np.arange(n, dtype=np.uint8)[:, None, None, None] % 3 * 60
+    data = ImageData.from_arrays(images.astype(np.uint8), [str(i % 3) for i in range(n)], layout="NCHW")
+    return Denoiser.from_module(ResidualMLP(sample_size=3, width=8, depth=1), make_scheduler("linear:100")), data
+
+
+def removal(base: Denoiser, images: ImageData, removed: np.ndarray | None, **settings: object) -> Rule:
+    config = RuleConfig.model_validate(settings)
+    return Rule(make_density(base, images, config, fit_rule(base, images, config, removed)), config.window)
+
+
+@pytest.mark.parametrize("t", [1, 40, 95])
+def test_images_that_are_no_group_are_removed_from_the_empirical_density(t: int) -> None:
+    base, images = mlp_and_images()
+    removed = np.array([0, 1, 7, 12, 20])  # of every group
+    x = base.encode(images.images)
+    x_t, steps = x[:6] + 0.5 * torch.randn(6, 1, 3, 3, generator=torch.Generator().manual_seed(1)), torch.full((6,), t)
+    found = removal(base, images, removed, density="images", bandwidth=0.2).changes(x_t, steps)
+    a, s = float(base.schedule.a[t]), float(base.schedule.s[t])
+    left = np.setdiff1d(np.arange(30), removed)
+    for b, row in enumerate(x_t.double().flatten(1)):
+        expected = kernel_mean(row, a, s, x[left], 0.2) - kernel_mean(row, a, s, x, 0.2)
+        torch.testing.assert_close(found[0, b].flatten().double(), expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("t", [1, 40, 95])
+def test_gaussians_that_lost_images_are_those_of_the_others(t: int) -> None:
+    """Closed form: the moments of what is left of each group, shrunk towards the pooled covariance of all images."""
+    base, images = mlp_and_images()
+    removed = np.array([0, 1, 7, 12, 20])
+    flat, labels = base.encode(images.images).flatten(1).double().numpy(), np.arange(30) % 3
+    pooled = sum(np.cov(flat[labels == k].T, bias=True) * 10 for k in range(3)) / 30
+
+    def mean(row: np.ndarray, keep: np.ndarray) -> np.ndarray:
+        a, s = float(base.schedule.a[t]), float(base.schedule.s[t])
+        logs, means = [], []
+        for k in range(3):
+            own = flat[keep & (labels == k)]
+            cov = 0.7 * np.cov(own.T, bias=True) + 0.3 * pooled + 1e-3 * np.eye(9)
+            total, r = a**2 * cov + s**2 * np.eye(9), row - a * own.mean(axis=0)
+            logs.append(np.log(len(own)) - 0.5 * (r @ np.linalg.solve(total, r) + np.linalg.slogdet(total)[1]))
+            means.append(own.mean(axis=0) + a * cov @ np.linalg.solve(total, r))
+        w = np.exp(np.array(logs) - np.max(logs))
+        return np.asarray((w / w.sum()) @ np.array(means))
+
+    every = np.ones(30, bool)
+    left = ~np.isin(np.arange(30), removed)
+    x_t, steps = base.encode(images.images[:4]) * 0.9 + 0.1, torch.full((4,), t)
+    found = removal(base, images, removed, components=1).changes(x_t, steps)
+    expected = np.stack([mean(row, left) - mean(row, every) for row in x_t.double().flatten(1).numpy()])
+    np.testing.assert_allclose(found[0].flatten(1).numpy(), expected, rtol=2e-3, atol=5e-6)
+    assert np.abs(expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("settings", [{"density": "images"}, {"components": 1}, {"components": 2}])
+def test_removing_the_images_of_a_group_is_removing_the_group(settings: dict[str, object]) -> None:
+    base, images = mlp_and_images()
+    x_t = base.encode(images.images[:8]) * 0.7
+    for t in (1, 50, 99):
+        steps = torch.full((8,), t)
+        groups = removal(base, images, None, **settings).changes(x_t, steps)
+        for k in range(3):
+            alone = removal(base, images, images.groups.members(k), **settings).changes(x_t, steps)
+            torch.testing.assert_close(alone[0], groups[k], rtol=1e-3, atol=1e-5)
+
+
+def test_a_gaussian_that_several_atoms_share_loses_the_images_of_each() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 4))
+    atoms = np.array([0] * 30 + [1] * 5 + [2] * 5)  # five images have no covariance of their own
+    homes = np.zeros(40, int)
+    every = fit_gaussians(x, atoms, 1, 0.3, 1e-3, 0, homes)
+    left = fit_gaussians(x, atoms, 1, 0.3, 1e-3, 0, homes, np.arange(30, 35))
+    assert (every["owner"].tolist(), left["owner"].tolist()) == ([0, 1, 2], [0, 2])
+    assert every["gaussian"].tolist() == [0, 1, 1]
+    assert left["gaussian"].tolist() == [0, 1]
+    np.testing.assert_allclose(left["mean"][1].numpy(), np.delete(x, np.arange(30, 35), axis=0).mean(axis=0), atol=1e-6)
+    made_of = torch.eye(3, dtype=torch.bool)
+    density = GaussianRemoval(*(GaussianDensity(m, SCHEDULE, "cpu", made_of) for m in (every, left)))
+    found = density.changes(torch.zeros(2, 1, 2, 2), torch.tensor([5, 500]))
+    assert found.shape == (1, 2, 1, 2, 2)
+    assert bool(torch.isfinite(found).all())

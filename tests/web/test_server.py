@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,17 @@ from tinyrun import SET, copy_run
 from uploads import grey, png_header
 
 from guda.errors import GudaError
+from guda.web.access import Attempts, Token, check_exposure, link, make_token, parse_auth
 from guda.web.app import sheet
 from guda.web.ask import BUDGET, FIRST, OWN, THREE, rule_of
-from guda.web.server import Guard, free, parse_auth
+from guda.web.guard import BODY, UPLOADS, Guard
+from guda.web.server import free
 from guda.web.service import Service
+from guda.web.upload_folder import BLOCK, UploadFolder, holding, upload_folder
+from waiting import wait_for
+
+SECRET = "token-of-these-tests"
+BEARER = {"authorization": f"Bearer {SECRET}"}
 
 DOCS = Path(__file__).parents[2] / "docs" / "web.md"
 
@@ -50,12 +57,12 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     os.environ["GRADIO_TEMP_DIR"] = str(root / "uploads")
     service, port = Service(copy_run(root / "run").root), free_port()
     service.warm()
-    server = uvicorn.Server(uvicorn.Config(web_app(service, root, "127.0.0.1", port), port=port, log_level="error"))
+    app = web_app(service, root, "127.0.0.1", port, None, SECRET, UploadFolder(root / "uploads", 2**20))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.05)
+    wait_for(lambda: server.started or not thread.is_alive(), "the server to start or to fail")
+    assert server.started
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
     thread.join(10)
@@ -68,6 +75,7 @@ def test_the_example_of_the_docs_runs(address: str, tmp_path: Path) -> None:
     assert code is not None
     picture = grey(tmp_path / "picture.png", seed=7)
     text = code[1].replace("http://127.0.0.1:7860", address).replace("picture.png", str(picture))
+    text = text.replace("TOKEN", SECRET)
     names: dict[str, object] = {}
     exec(text, names)
     answer, again, known, board = (names[n] for n in ("answer", "again", "known", "board"))
@@ -75,7 +83,7 @@ def test_the_example_of_the_docs_runs(address: str, tmp_path: Path) -> None:
     assert isinstance(answer, dict)
     assert set(answer) == {
         "result", "picture", "prompt", "method", "unit", "sign", "estimand", "rule", "settled", "evaluations",
-        "caveat", "verdict", "origin", "placebo_floor", "groups",
+        "verdict", "origin", "placebo_floor", "groups",
     }  # fmt: skip
     documented = set(re.findall(r"`(\w+)`", DOCS.read_text().partition("A result:")[2]))
     assert set(answer) <= documented
@@ -88,7 +96,7 @@ def test_the_example_of_the_docs_runs(address: str, tmp_path: Path) -> None:
 def test_the_api_refuses_with_the_same_line(address: str, tmp_path: Path) -> None:
     from gradio_client import Client, handle_file
 
-    client = Client(address, verbose=False)
+    client = Client(address, headers=BEARER, verbose=False)
     bomb = tmp_path / "bomb.png"
     bomb.write_bytes(png_header(10_000, 10_000))
     asked = {"prompt": "", "rule": "top1@0.95", "method": ""}
@@ -110,8 +118,8 @@ def test_a_path_or_an_address_is_no_upload(address: str, tmp_path: Path) -> None
     path = grey(tmp_path / "private.png")
     for told in (str(path), f"file://{path}", f"{address}/favicon.ico", "http://example.org/picture.png"):
         body = {"data": [{"path": told, "meta": {"_type": "gradio.FileData"}}, "", "top1@0.95", ""]}
-        event = httpx.post(f"{address}/gradio_api/call/attribute", json=body).json()["event_id"]
-        said = httpx.get(f"{address}/gradio_api/call/attribute/{event}", timeout=600).text
+        event = httpx.post(f"{address}/gradio_api/call/attribute", json=body, headers=BEARER).json()["event_id"]
+        said = httpx.get(f"{address}/gradio_api/call/attribute/{event}", headers=BEARER, timeout=600).text
         assert said.startswith("event: error"), told
         assert "upload" in said or "not an address or a path" in said, said
 
@@ -120,7 +128,11 @@ def test_a_path_or_an_address_is_no_upload(address: str, tmp_path: Path) -> None
 def test_headers_and_page_name_no_other_server(address: str) -> None:
     import httpx
 
-    page = httpx.get(address)
+    assert httpx.get(address).status_code == 401
+    with httpx.Client(follow_redirects=True) as visitor:
+        page = visitor.get(address, params={"token": SECRET})
+        assert page.status_code == visitor.get(f"{address}/config").status_code == 200
+    assert SECRET not in str(page.url)
     policy = page.headers["content-security-policy"]
     assert "http" not in policy
     assert "connect-src 'self'" in policy
@@ -180,7 +192,7 @@ def test_pages_of_other_servers_are_refused(address: str, tmp_path: Path) -> Non
 
     def upload(**headers: str) -> int:
         files = {"files": grey(tmp_path / "p.png").read_bytes()}
-        return httpx.post(f"{address}/gradio_api/upload", files=files, headers=headers).status_code
+        return httpx.post(f"{address}/gradio_api/upload", files=files, headers=BEARER | headers).status_code
 
     assert upload() == upload(origin=address) == 200
     assert upload(host=f"localhost:{port}", origin=f"http://localhost:{port}") == 200
@@ -217,6 +229,16 @@ def command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_the_command_line_does_not_listen_for_others_without_a_password(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from guda.cli.main import app
+
+    result = CliRunner().invoke(app, ["serve", str(tmp_path), "--host", "0.0.0.0"], env={"GUDA_AUTH": ""})
+    assert isinstance(result.exception, GudaError)
+    assert result.exception.code == "host-without-password"
+
+
 @needs_gradio
 def test_what_the_command_line_refuses(tmp_path: Path) -> None:
     pytest.importorskip("gradio")
@@ -237,20 +259,41 @@ def test_what_the_command_line_refuses(tmp_path: Path) -> None:
     assert 'pip install "guda[web]"' in said.stderr
 
 
-def ask(path: str = "/", local: bool = True, **headers: str) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Through the guard to an app that answers 200 to anything."""
+def through(guard: Guard, path: str = "/", bodies: list[bytes | None] | None = None, method: str = "GET",
+            query: bytes = b"", **headers: str) -> tuple[int, dict[bytes, bytes], bytes]:  # fmt: skip
+    """(status, headers, body) of a request through the guard. `bodies`: pieces; None: nothing comes any more."""
     sent: list[Any] = []
+    pieces = list(bodies or [b""])
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"in"})
+    async def receive() -> Any:
+        if not pieces or pieces[0] is None:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    named = [(k.encode(), v.encode()) for k, v in headers.items()]
-    asyncio.run(Guard(app, local)({"type": "http", "path": path, "headers": named}, None, send))  # type: ignore[arg-type]
+    named = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    scope = {"type": "http", "path": path, "headers": named, "method": method, "query_string": query}
+    asyncio.run(guard(scope | {"client": ("10.0.0.1", 1)}, receive, send))
+    assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
     return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
+
+
+async def everything(scope: Any, receive: Any, send: Any) -> None:
+    """An app that reads the body and answers 200 to anything."""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("as Starlette does")
+        more = message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"in"})
+
+
+def ask(path: str = "/", local: bool = True, **headers: str) -> tuple[int, dict[bytes, bytes], bytes]:
+    return through(Guard(everything, local), path, **headers)
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:7860", "LOCALHOST:1", "127.0.0.1:7860", "[::1]:7860"])
@@ -298,3 +341,135 @@ def test_addresses_are_not_fetched() -> None:
         assert b"content-security-policy" in headers
     assert ask("/gradio_api/file=/tmp/upload/https.png", host="localhost")[2] == b"in"
     assert ask("/manifest.json", host="localhost")[2] == b"{}"  # answered by the guard: it tells no name
+
+
+def test_a_link_with_the_token_lets_in_once_and_the_cookie_from_then_on() -> None:
+    token = make_token(None)
+    guard = Guard(everything, True, Token(token, 7860))
+    local = {"host": "localhost:7860"}
+    assert through(guard, **local)[0] == through(guard, query=b"token=", **local)[0] == 401
+    assert through(guard, query=f"token={token[:-1]}".encode(), **local)[0] == 401
+    status, headers, _ = through(guard, query=f"result=upload-1&token={token}".encode(), **local)
+    assert (status, headers[b"location"]) == (303, b"/?result=upload-1")
+    cookie, _, flags = headers[b"set-cookie"].decode().partition(";")
+    assert {"HttpOnly", "SameSite=Lax"} <= {f.strip() for f in flags.split(";")}
+    assert through(guard, cookie=cookie, **local)[0] == 200
+    assert through(guard, query=f"token={token}".encode(), cookie=cookie, **local)[0] == 303
+    assert through(guard, cookie=f"other=1; {cookie}", **local)[0] == 200
+    assert through(guard, cookie=cookie + "x", **local)[0] == 401
+    assert through(Guard(everything, True, Token(token, 7861)), cookie=cookie, **local)[0] == 401  # of another port
+    assert through(guard, authorization=f"Bearer {token}", **local)[0] == 200
+    assert through(guard, authorization=f"Bearer {token}x", **local)[0] == 401
+    assert through(guard, "/manifest.json", **local)[2] == b"{}"
+    place = through(guard, "//example.org", query=f"token={token}".encode(), **local)[1][b"location"]
+    assert place == b"/example.org"
+    assert link("127.0.0.1", 7860, token) == f"http://127.0.0.1:7860/?token={token}"
+
+
+def test_beyond_this_machine_a_password_is_required() -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.0.0.2"):
+        check_exposure(host, None, False)
+    for host in ("0.0.0.0", "::", "10.0.0.1", "guda.example.org"):
+        with pytest.raises(GudaError) as error:
+            check_exposure(host, None, False)
+        assert error.value.code == "host-without-password"
+        check_exposure(host, ("anna", "secret"), False)
+        check_exposure(host, None, True)
+    with pytest.raises(GudaError) as error:
+        make_token("short")
+    assert error.value.code == "token-invalid"
+
+
+def test_wrong_passwords_are_limited_and_a_right_one_is_not() -> None:
+    now = [0.0]
+    attempts = Attempts(most=2, within=60, clock=lambda: now[0])
+    assert [attempts.begin("a") for _ in range(3)] == [True, True, False]
+    assert attempts.begin("b")
+    now[0] = 61.0
+    assert attempts.begin("a")
+    attempts.succeeded("a")
+    assert [attempts.begin("a") for _ in range(3)] == [True, True, False]
+
+    async def gradio(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200 if body == b"right" else 400, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guard = Guard(gradio)
+
+    def login(body: bytes) -> int:
+        return through(guard, "/login", [body], "POST")[0]
+
+    assert [login(b"right") for _ in range(9)] == [200] * 9
+    assert [login(b"wrong") for _ in range(6)] == [400] * 5 + [429]
+    assert login(b"right") == 429
+
+
+def test_a_body_is_limited_in_bytes_and_time() -> None:
+    json = {"path": "/gradio_api/queue/join", "method": "POST"}
+    assert through(Guard(everything), bodies=[b"x" * BODY], **json)[0] == 200
+    assert through(Guard(everything), bodies=[b""], content_length=str(BODY + 1), **json)[0] == 413
+    assert through(Guard(everything), bodies=[b"x" * BODY, b"x", b""], **json)[0] == 413  # sent without its length
+    for limits in ({"idle": 0.01}, {"whole": 0.01}):
+        status, headers, _ = through(Guard(everything, **limits), bodies=[b"x", None], **json)  # type: ignore[arg-type]
+        assert (status, headers[b"connection"]) == (408, b"close")
+
+
+def test_uploads_never_take_more_than_their_limit(tmp_path: Path) -> None:
+    most = 10 * BLOCK
+    folder, numbers = UploadFolder(tmp_path, most), count()
+
+    async def gradio(scope: Any, receive: Any, send: Any) -> None:
+        """Keeps what it receives, as Gradio does: a temporary file first, then a folder named after the content."""
+        number = next(numbers)
+        tmp = tmp_path / f"tmp{number}"
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            with tmp.open("ab") as f:
+                f.write(message["body"])
+            more = message["more_body"]
+        (tmp_path / f"{number}").mkdir()
+        os.utime(tmp, ns=(number, number))
+        tmp.rename(tmp_path / f"{number}" / "a.png")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guard = Guard(gradio, uploads=folder, idle=0.01)
+
+    def upload(*bodies: bytes | None, length: int = 3 * BLOCK) -> int:
+        return through(guard, "/gradio_api/upload", list(bodies), "POST", content_length=str(length))[0]
+
+    names: list[Path] = []
+    for _ in range(5):
+        assert upload(b"x" * 3 * BLOCK) == 200
+        assert folder.used <= most
+        names += [p for p in tmp_path.rglob("a.png") if p not in names]
+    assert [p.exists() for p in names] == [False, False, True, True, True]
+    with holding(names[2:]):  # a batch that waits
+        assert upload(b"x" * 3 * BLOCK) == 413
+    assert upload(b"x" * 3 * BLOCK) == 200
+    assert upload(b"", length=most + 1) == 413
+    assert through(guard, "/gradio_api/upload", [b"x"], "POST")[0] == 411
+    before = folder.used
+    assert upload(b"x" * BLOCK, None) == 408  # half-open
+    assert folder.used <= before
+    assert not list(tmp_path.glob("tmp*"))
+    guard._receiving = UPLOADS
+    assert upload(b"x") == 503
+
+
+def test_the_upload_folder_is_removed_also_of_a_server_that_was_killed(tmp_path: Path) -> None:
+    with upload_folder(1, tmp_path) as ours:
+        (ours.path / "x").write_text("x")
+        with upload_folder(1, tmp_path) as theirs:
+            assert ours.path.is_dir()
+            assert theirs.path != ours.path
+    assert list(tmp_path.iterdir()) == []
+    killed = tmp_path / "guda-web-killed"
+    killed.mkdir()
+    (killed / ".lock").touch()
+    with upload_folder(1, tmp_path):
+        assert not killed.exists()

@@ -22,11 +22,11 @@ from guda.methods.terms import load_queries
 from guda.report.cards import MethodView
 from guda.report.page import PLACEBO_SAYS
 from guda.run.run import Run
-from guda.scoring.reading import Verdict
+from guda.scoring.reading import RACED
 from guda.scoring.scores import Scores
 from guda.web import answer
 from guda.web.ask import line, submit
-from guda.web.job import RACED, Job, caveat, one_picture, to_csv, to_json
+from guda.web.job import Job, one_picture, to_csv, to_json
 from guda.web.results import find, leaderboard, open_result, pictures, results, runs_table
 from guda.web.service import Service, stored_scores
 from guda.web.uploads import Full, Limits, Refused
@@ -108,7 +108,7 @@ def test_a_picture_that_was_scored_in_full_has_its_stored_verdict(
         assert service.view(shot).verdicts[0] == in_report
         assert "stored answer" in answer.answer(service, shot, note)[0]
         assert "stored answer" in line(service, "renamed.png", shot)[1]
-        assert to_json(shot, service.view(shot))["caveat"] is None
+        assert to_json(shot, service.view(shot))["verdict"]["note"] != RACED
     assert service.run.query_sets() == before
 
 
@@ -127,17 +127,9 @@ def test_another_picture_or_other_models_are_raced(tmp_path: Path) -> None:
     assert shot.rule == "budget=200"
     said = service.view(shot).verdicts[0]
     told = "" if said.kind in ("foreign", "copy") else RACED
-    assert caveat(shot, said) == told
-    assert caveat(replace(shot, final=False), said) == ""
-    assert (RACED in answer.answer(service, shot)[0]) == bool(told)
+    assert said.note == to_json(shot, service.view(shot))["verdict"]["note"] == told
+    assert answer.answer(service, shot)[0].count(RACED) == (1 if told else 0)
     service.close()
-
-
-def test_what_a_race_leaves_open_is_told_beside_its_verdict(service: Service) -> None:
-    raced = replace(open_result(service, SET, "retrack", "full"), rule="top1@0.95")
-    for kind, told in (("stands-out", RACED), ("close", RACED), ("nothing", RACED), ("foreign", ""), ("copy", "")):
-        assert caveat(raced, Verdict(kind, "", "")) == told  # type: ignore[arg-type]
-    assert caveat(replace(raced, rule=None), Verdict("close", "", "")) == ""
 
 
 def test_races_of_other_estimands_are_found_again(tmp_path: Path) -> None:

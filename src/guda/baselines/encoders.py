@@ -27,6 +27,7 @@ import numpy as np
 
 from guda.blocks import blocks
 from guda.errors import GudaError
+from guda.model_files import NOT_A_MODEL, check_type, find_model
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,13 @@ BLOCK = 8  # pictures in one forward pass
 CLIP = "openai/clip-vit-large-patch14"  # the paper's for UnlearnCanvas; clip-vit-base-patch32 for CIFAR-10
 
 DINO = "facebook/dinov2-base"  # an encoder that never saw a caption
+
+
+VISION = (  # model types of transformers that see pictures and give a vector or a map
+    "clip", "clip_vision_model", "dinov2", "dinov2_with_registers", "dinov3_vit", "dinov3_convnext", "vit", "vit_mae",
+    "vit_msn", "deit", "beit", "swin", "swinv2", "convnext", "convnextv2", "resnet", "siglip_vision_model",
+    "siglip2_vision_model", "data2vec-vision", "ijepa",
+)  # fmt: skip
 
 
 def missing(package: str) -> GudaError:
@@ -98,13 +106,20 @@ def _load(name: str, only_clip: bool) -> tuple[Callable[[torch.Tensor], torch.Te
     from guda.diffusion.denoiser import default_device
 
     try:
-        kind = transformers.AutoConfig.from_pretrained(name).model_type
-        if only_clip and not kind.startswith("clip"):
-            raise GudaError("encoder-not-clip", f"{name} is a {kind}, not CLIP; use it as similarity-encoder")
+        kind = check_type(folder := find_model(name), VISION, "an image encoder")
+    except GudaError as e:
+        if e.code not in NOT_A_MODEL:
+            raise
+        raise GudaError("encoder-unloadable", f"cannot load the image encoder {name!r} ({e})") from None
+    if only_clip and not kind.startswith("clip"):
+        raise GudaError("encoder-not-clip", f"{name} is a {kind}, not CLIP; use it as similarity-encoder")
+    try:
         loaders = {"clip": transformers.CLIPModel, "clip_vision_model": transformers.CLIPVisionModelWithProjection}
         loader = loaders.get(kind, transformers.AutoModel)
-        network, report = loader.from_pretrained(name, use_safetensors=True, output_loading_info=True)
-        settings, _ = ImageProcessingMixin.get_image_processor_dict(name)
+        network, report = loader.from_pretrained(
+            str(folder), use_safetensors=True, output_loading_info=True, trust_remote_code=False
+        )
+        settings, _ = ImageProcessingMixin.get_image_processor_dict(str(folder))
     except (OSError, ValueError, RuntimeError) as e:
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
         raise GudaError(

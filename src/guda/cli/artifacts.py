@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from guda.cli.options import Json, RunFolder, say
+from guda.cli.options import Json, RunFolder, finite, say
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -129,8 +129,10 @@ def show(
         str | None,
         typer.Option(metavar="GROUP", help="Also show the anchors of these examples for forgetting this style."),
     ] = None,
-    tau: Annotated[float | None, typer.Option(help="Sharpness of weighted anchors.", min=0)] = None,
-    eta: Annotated[float | None, typer.Option(help="Uniform share of weighted anchors.", min=0, max=1)] = None,
+    tau: Annotated[float | None, typer.Option(help="Sharpness of weighted anchors.", min=0, callback=finite)] = None,
+    eta: Annotated[
+        float | None, typer.Option(help="Uniform share of weighted anchors.", min=0, max=1, callback=finite)
+    ] = None,
     encoder: Annotated[str | None, typer.Option(help="Text encoder of anchors: minilm or clip:NAME_OR_PATH.")] = None,
     as_json: Json = False,
 ) -> None:

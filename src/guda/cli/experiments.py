@@ -181,9 +181,14 @@ def reproduce(
     name: Annotated[
         str, typer.Argument(help="digits, fashion-mnist, cifar10, unlearncanvas, or a file ending in .yaml.")
     ],
-    run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/reproduce-NAME[-SCALE].")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder; default: runs/reproduce-NAME[-SCALE], of a smoke run with -smoke.")
+    ] = None,
     scale: Annotated[str, typer.Option(help="full, or a smaller scale of the experiment, e.g. small.")] = "full",
     ablations: Annotated[bool, typer.Option("--ablations", help="Also run the paper's sweeps.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Everything once with tiny budgets, in minutes; its figures mean nothing.")
+    ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only estimate the cost.")] = False,
     engine: Any = ENGINE,
     as_json: Json = False,
@@ -191,19 +196,29 @@ def reproduce(
     """Run an experiment of the paper: training, methods, oracles, tables (Markdown, CSV, LaTeX). Can be resumed."""
     from guda.cli.display import outline_text
     from guda.report.reproduce import plan_reproduction, read_reproduction, reproduce
+    from guda.report.smoke import WARNING, smoke_root
 
+    if smoke and ablations:
+        raise GudaError("smoke-ablations", "--smoke shrinks the recipe, not sweeps; leave out --ablations or --smoke")
     wanted = read_reproduction(name)
     if plan:
-        found = plan_reproduction(wanted, scale, ablations)
+        found = plan_reproduction(wanted, scale, ablations, smoke)
         return say(found, outline_text(found), as_json)
     stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
     root = run or Path("runs") / (f"reproduce-{stem}" if scale == "full" else f"reproduce-{stem}-{scale}")
+    root = smoke_root(root) if smoke else root
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    done = reproduce(name, root, engine, scale, ablations, tell)
+    if smoke:
+        tell(WARNING)
+    done = reproduce(name, root, engine, scale, ablations, tell, smoke)
     tables = done.run.path("tables", "tables.md")
     lines = [f"Tables:  {tables} (one file each beside it, also .csv and .tex)", f"Figures: {done.run.path('figures')}"]
-    value = {"run": str(done.run.root), "tables": list(map(str, done.tables)), "figures": list(map(str, done.figures))}
+    lines += [WARNING] if smoke else []
+    value = {
+        "run": str(done.run.root), "smoke": smoke,
+        "tables": list(map(str, done.tables)), "figures": list(map(str, done.figures)),
+    }  # fmt: skip
     say(value, "\n".join(lines), as_json)

@@ -14,10 +14,10 @@ from typing import Annotated
 
 import typer
 
-from guda import __version__
 from guda.cli import artifacts, evidence, experiments, results, runs, scores
 from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
+from guda.files import write_error
 
 app = typer.Typer(
     name="guda",
@@ -33,7 +33,9 @@ LAUNCHED = ("train", "fit")  # commands that `accelerate launch` may run in seve
 
 def _version(show: bool) -> None:
     if show:
-        print(f"guda {__version__}")
+        from guda.cli.version import build_info
+
+        print(build_info())
         raise typer.Exit
 
 
@@ -41,7 +43,10 @@ def _version(show: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and what guda was built from."
+        ),
     ] = False,
 ) -> None:
     if distributed.world_size() > 1 and context.invoked_subcommand not in LAUNCHED:
@@ -53,16 +58,12 @@ def _root(
 
 
 for _command in (
-    runs.demo, runs.init, runs.train, runs.fit, runs.sample, scores.score, scores.evaluate, scores.sanity,
+    runs.demo, runs.init, runs.train, runs.fit, runs.sample, runs.set_, scores.score, scores.evaluate, scores.sanity,
     scores.calibrate,
     scores.health, scores.likelihood, runs.plan, results.report, runs.status, runs.methods, results.figure,
+    evidence.map_, evidence.exhibit, evidence.verify,
 ):  # fmt: skip
-    app.command()(_command)
-
-app.command("map")(evidence.map_)
-
-for _command in (evidence.exhibit, evidence.verify):
-    app.command()(_command)
+    app.command(name=_command.__name__.rstrip("_"))(_command)
 
 app.add_typer(artifacts.bank, name="bank")
 
@@ -82,6 +83,13 @@ def _publish() -> None:
         push_all()
 
 
+def _refused(error: OSError | MemoryError) -> GudaError | None:
+    """What the machine cannot do, where nothing closer to the cause has put it into words."""
+    if isinstance(error, MemoryError):
+        return GudaError("memory-exhausted", "out of memory; use smaller images, batches or models")
+    return write_error(error, getattr(error, "filename", None) or "a file")
+
+
 def main() -> None:
     try:
         with nullcontext() if distributed.is_main() else redirect_stdout(io.StringIO()):  # results are printed once
@@ -95,7 +103,13 @@ def main() -> None:
         if distributed.is_main() or isinstance(e, OneProcess):
             print(e.line, file=sys.stderr, flush=True)
         distributed.leave(2)
-    except Exception:
+    except BrokenPipeError:  # of `guda ... | head`
+        sys.stdout = None  # or the interpreter would try to flush it once more
+        distributed.leave(1)
+    except Exception as e:
+        if isinstance(e, OSError | MemoryError) and (refused := _refused(e)) is not None:
+            print(refused.line, file=sys.stderr, flush=True)
+            distributed.leave(2)
         if distributed.world_size() == 1:
             raise
         traceback.print_exc()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +39,21 @@ Groups = Annotated[
     str | None,
     typer.Option(
         "--groups",
-        help="Fit and score only these groups, e.g. Cubism,Dapple, or level:1 of a tree; saved in the recipe. "
-        "`all` undoes it.",
+        help="Fit and score only these groups, e.g. Cubism,Dapple, or level:1 of a tree, or `all`; for this command.",
     ),
 ]
 
 QuerySet = Annotated[str | None, typer.Option("--queries", "-q", help="A folder of pictures, or a query set's name.")]
 
 StoredSet = Annotated[str | None, typer.Option("--queries", "-q", help="Name of a query set; default: the recipe's.")]
+
+
+def finite(value: float | None) -> float | None:
+    """For options that are not whole numbers: typer's limits let nan and inf pass."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
 
 Changes = dict[str, Any]  # fields of a config that were given, by name
 
@@ -69,17 +77,26 @@ _ENGINE_OPTIONS: Options = {
         None,
     ),
     "num_cpus_per_task": (
-        Annotated[float | None, typer.Option(help="Ray: CPUs and threads per task; default: 1.", min=0.01)],
+        Annotated[
+            float | None, typer.Option(help="Ray: CPUs and threads per task; default: 1.", min=0.01, callback=finite)
+        ],
         None,
     ),
     "num_gpus_per_task": (
         Annotated[
             float | None,
-            typer.Option(help="Ray: GPUs per task, may be a fraction (0.5); default: 1 if the cluster has any.", min=0),
+            typer.Option(
+                help="Ray: GPUs per task, may be a fraction (0.5); default: 1 if the cluster has any.",
+                min=0,
+                callback=finite,
+            ),
         ],
         None,
     ),
-    "memory_per_task": (Annotated[float | None, typer.Option(help="Ray: GB of memory per task.", min=0.001)], None),
+    "memory_per_task": (
+        Annotated[float | None, typer.Option(help="Ray: GB of memory per task.", min=0.001, callback=finite)],
+        None,
+    ),
 }
 
 
@@ -88,7 +105,6 @@ _ENGINE_OPTIONS: Options = {
 class Fields:
     config: type[Config]
     names: dict[str, str]  # field -> its option
-    note: str = ""  # after each description
 
     def options(self) -> Options:
         return {field: (self._annotation(field, name), None) for field, name in self.names.items()}
@@ -103,8 +119,10 @@ class Fields:
                 limits["min"] = limit.ge
             elif isinstance(limit, annotated_types.Gt):
                 limits["min"] = limit.gt + 1  # type: ignore[operator]
+            elif isinstance(limit, annotated_types.Le):
+                limits["max"] = limit.le
         choices = get_args(about.annotation) if get_origin(about.annotation) is Literal else ()
-        text = f"{about.description}{self.note}"
+        text = str(about.description)
         for other, option in self.names.items():  # as it is called here
             text = text.replace(f"`{other}`", option)
         optional = (kind if kind in (int, float, bool) else str) | None
@@ -113,13 +131,13 @@ class Fields:
         return Annotated[optional, typer.Option(name, help=text, metavar="|".join(map(str, choices)) or None, **limits)]
 
 
-def fields(config: type[Config], *names: str, kept: bool = True) -> Any:
+def fields(config: type[Config], *names: str) -> Any:
     """Default of a parameter that stands for these fields: "group_by" is the option --group-by, "n as -n" is -n."""
     options = {}
     for name in names:
         field, _, option = name.partition(" as ")
         options[field] = option or f"--{field.replace('_', '-')}"
-    return Fields(config, options, " Saved in the recipe." if kept else "")
+    return Fields(config, options)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

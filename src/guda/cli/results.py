@@ -124,7 +124,24 @@ def serve(
             "process lists.",
         ),
     ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GUDA_TOKEN", show_envvar=True,
+            help="Token of the printed link, which lets visitors in where there is no --auth; default: a random one.",
+        ),
+    ] = None,
+    without_password: Annotated[
+        bool,
+        typer.Option(
+            "--without-password",
+            help="Allow --host without --auth: whoever has the printed link sees every picture of the run.",
+        ),
+    ] = False,
     max_mb: Annotated[float, typer.Option(help="Largest upload, megabytes.", min=0.001)] = 10.0,
+    max_total_mb: Annotated[
+        float, typer.Option(help="Most disk space of uploaded files, megabytes; the oldest make room.", min=0.001)
+    ] = 256.0,
     max_megapixels: Annotated[float, typer.Option(help="Largest picture, megapixels.", min=0.001)] = 25.0,
     queue: Annotated[int, typer.Option(help="Length of the queue.", min=1)] = 32,
     max_uploads: Annotated[int, typer.Option(help="Most uploads that the run keeps.", min=1)] = 10_000,
@@ -135,9 +152,12 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve a web page for the run: upload a picture and watch its scores; leaderboard, stored results, HTTP API."""
     from guda.run.run import Run
-    from guda.web.server import LOOPBACK, free, need_gradio, parse_auth
+    from guda.web.access import check_exposure, make_token, parse_auth
+    from guda.web.server import free, need_gradio
 
     login = parse_auth(auth)
+    check_exposure(host, login, without_password)
+    token = None if login else make_token(token)
     folder = Run.open(run)
     need_gradio()
     free(host, port)  # before the model is loaded
@@ -145,12 +165,12 @@ def serve(
     from guda.web.service import Service
     from guda.web.uploads import Limits
 
-    limits = Limits(max_mb=max_mb, max_megapixels=max_megapixels, queue=queue, uploads=max_uploads)
+    limits = Limits(
+        max_mb=max_mb, max_megapixels=max_megapixels, total_mb=max_total_mb, queue=queue, uploads=max_uploads
+    )
     service = Service(folder.root, method, limits)
     print(f"Loading the model of {folder.root} ...", flush=True)
     service.warm()
-    if host not in LOOPBACK and login is None:
-        print(f"Warning: {host} can be reached by others and no --auth was given; anyone may upload.", flush=True)
 
     def ready(address: str) -> None:
         print(f"Serving {folder.root} with {service.method} at {address}  (press Ctrl-C to stop)", flush=True)
@@ -159,5 +179,5 @@ def serve(
 
             webbrowser.open(address)
 
-    serve_app(service, runs or folder.root.resolve().parent, host, port, login, ready)
+    serve_app(service, runs or folder.root.resolve().parent, host, port, login, token, ready)
     print("Stopped.", flush=True)

@@ -3,6 +3,7 @@ methods)."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from guda.errors import GudaError
 
 if TYPE_CHECKING:
     from guda.run.recipe import Recipe
+    from guda.run.run import Run
 
 
 @command
@@ -54,8 +56,8 @@ def demo(
 @command
 def init(
     run: RunFolder,
-    data: Changes = fields(DataConfig, "source as --data", "group_by", "content_by", "size", kept=False),
-    model: Changes = fields(ModelConfig, "path as --model", "scheduler", kept=False),
+    data: Changes = fields(DataConfig, "source as --data", "group_by", "content_by", "size"),
+    model: Changes = fields(ModelConfig, "path as --model", "scheduler"),
     recipe: Annotated[
         str | None, typer.Option(help="Recipe file, or the name of a shipped one; options here override it.")
     ] = None,
@@ -108,7 +110,7 @@ def fit(
     method: Method = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of the method, e.g. --set steps=200; kept in the recipe."),
+        typer.Option("--set", help="A setting of the method for this command, e.g. --set steps=200; see `guda set`."),
     ] = None,
     placebos: Annotated[
         int, typer.Option(help="Also unlearn N random placebo groups, as a null reference for the scores.", min=0)
@@ -117,15 +119,14 @@ def fit(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Create a method's counterfactual models (default: the recipe's methods)."""
+    """Create a method's counterfactual models (default: the recipe's methods but logo, which retrains the model)."""
     from guda import steps
     from guda.run.run import Run
 
-    folder = Run.open(run)
-    steps.change_groups(folder, groups)
-    if settings:
-        steps.change_settings(folder, method or [], settings)
-    methods = method or [m for m in folder.recipe.methods if m != "logo"]
+    folder = steps.override(Run.open(run), groups=groups, methods=method, settings=settings)
+    chosen, oracles = steps.default_methods(folder)
+    methods = method or chosen
+    left_out = [] if method else [m for m in oracles if m not in steps.fitted_methods(folder)]
     if not methods:
         raise GudaError(
             "methods-none",
@@ -133,8 +134,51 @@ def fit(
         )
     done = steps.fit(folder, methods, engine, placebos)
     warnings = steps.warnings(folder)
-    text = "\n".join([f"Fitted {', '.join(methods)} ({done} tasks run).", *(f"Warning: {line}" for line in warnings)])
-    say({"methods": methods, "tasks_run": done, "warnings": warnings}, text, as_json)
+    lines = [f"Fitted {', '.join(methods)} ({done} tasks run).", *(f"Warning: {line}" for line in warnings)]
+    if folder.changes:
+        lines.append(f"The recipe is as it was: give `guda score` the same options, or keep them: {_keeping(folder)}")
+    lines += [
+        f"Left out: {m}, which retrains the model without each group. guda evaluate compares with it; to fit it: "
+        f"guda fit {run} --method {m}"
+        for m in left_out
+    ]
+    found = {"methods": methods, "left_out": left_out, "tasks_run": done, "warnings": warnings}
+    say(found, "\n".join(lines), as_json)
+
+
+def _keeping(run: Run) -> str:
+    """The `guda set` that makes the options of a command the run's settings."""
+    import shlex
+
+    named = [(f"{section}.{key}", value) for section, fields in run.changes.items() for key, value in fields.items()]
+    flat = [
+        (f"{name}.{key}", sub)
+        for name, value in named
+        for key, sub in (value.items() if name.startswith("methods.") else [("", value)])
+    ]
+    texts = [
+        f"{name.removesuffix('.')}={'all' if name == 'scoring.groups.' and value is None else json.dumps(value)}"
+        for name, value in flat
+    ]
+    return shlex.join(["guda", "set", str(run.root), *texts])
+
+
+def set_(
+    run: RunFolder,
+    settings: Annotated[
+        list[str],
+        typer.Argument(help="SECTION.KEY=VALUE, e.g. scoring.rounds=6 methods.retrack.steps=400 queries.n=50."),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Change settings in the run's recipe. Options of other commands hold for that command alone."""
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    found = steps.set_values(folder, settings)
+    text = "\n".join(f"{name} = {json.dumps(value, default=str)}" for name, value in found.items())
+    say({"recipe": str(folder.path("recipe.yaml")), "set": found}, text, as_json)
 
 
 @command
@@ -148,8 +192,7 @@ def sample(
     from guda import steps
     from guda.run.run import Run
 
-    folder = Run.open(run)
-    steps.change_queries(folder, **changes)
+    folder = steps.override(Run.open(run), queries=changes)
     name = steps.sample(folder, engine)
     say({"queries": name}, f"Query set {name}", as_json)
 
@@ -237,5 +280,5 @@ def methods(as_json: Json = False) -> None:
         ("method", Column("unit", align="left"), Column("what it does", align="left")),
         [(name, v["unit"], v["summary"]) for name, v in value.items()],
     )
-    hint = "Settings of each: `guda fit RUN --method ID --set ...`; docs/operators.md, docs/baselines.md"
+    hint = "Settings of each: `guda set RUN methods.ID.KEY=VALUE`; docs/operators.md, docs/baselines.md"
     say(value, f"{hint}\n{table.plain()}", as_json)

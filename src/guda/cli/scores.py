@@ -38,6 +38,10 @@ def score(
         str | None, typer.Option(help="Use only these timesteps, e.g. 100:1000; the estimand changes and is labelled.")
     ] = None,
     changes: Changes = fields(ScoringConfig, "estimand", "excess", "rounds", "strata", "drift", "foreign"),
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the method, as it was given to `guda fit --set`; for this command."),
+    ] = None,
     groups: Groups = None,
     engine: Any = ENGINE,
     as_json: Json = False,
@@ -50,14 +54,12 @@ def score(
     from guda.scoring import origin
     from guda.scoring.reading import direction_text
 
-    folder = Run.open(run)
-    steps.change_groups(folder, groups)
+    folder = steps.override(Run.open(run), scoring=changes, groups=groups, methods=method, settings=settings)
     methods = method or steps.fitted_methods(folder)
     if not methods:
         raise GudaError("method-not-fitted", f"nothing is fitted in {run} yet; run: guda fit {run}")
     steps.check_fitted(folder, methods)  # before a folder of queries is taken in
-    variant = steps.variant(folder, stop, band, changes.get("drift"), screen)
-    steps.change_scoring(folder, **changes)
+    variant = steps.variant(folder, stop, band, screen=screen)
     chosen = steps.choose_or_add_queries(folder, queries, name)
     results = steps.score(folder, chosen, methods, engine, stop, band, screen)
     nulls = {m: steps.placebo_null(folder, chosen, m, variant) for m in results}
@@ -86,7 +88,7 @@ def score(
             clear = int(null.clears(found).sum())
             lines.append(f"  {null.sentence(found.unit)};")
             lines.append(f"  the first group is above that for {clear} of {len(found.queries)} pictures")
-        notes[found.method] = found.validation or steps.calibration_note(folder, found.method, stop, band)
+        notes[found.method] = found.compared or steps.calibration_note(folder, found.method, band)
         lines.append(f"  {notes[found.method]}")
     come = next(iter(results.values())).origins
     told = origin.summary(load_queries(folder, chosen).ids, come)
@@ -149,9 +151,8 @@ def evaluate(
     from guda import steps
     from guda.run.run import Run
 
-    folder = Run.open(run)
+    folder = steps.override(Run.open(run), scoring=changes)
     chosen = steps.choose_queries(folder, queries)
-    steps.change_scoring(folder, **changes)
     if function:
         return show_function(steps.evaluate_function(folder, chosen, method, engine, first), as_json)
     if cross:
@@ -238,8 +239,7 @@ def sanity(
     from guda.evaluation.sanity import table, verdict_lines
     from guda.run.run import Run
 
-    folder = Run.open(run)
-    steps.change_scoring(folder, **changes)
+    folder = steps.override(Run.open(run), scoring=changes)
     found = steps.sanity(folder, heldout, engine, method, name)
     if as_json:
         return say(found.model_dump(mode="json"), "", True)
@@ -262,8 +262,7 @@ def calibrate(
     from guda import steps
     from guda.run.run import Run
 
-    folder = Run.open(run)
-    steps.change_scoring(folder, **changes)
+    folder = steps.override(Run.open(run), scoring=changes)
     found = steps.calibrate(folder, engine, method, n)
     lines = []
     for name, (made, path) in found.items():
@@ -314,12 +313,12 @@ def likelihood(
 ) -> None:
     """Score with log p (probability-flow ODE), compare the ELBO with it, evaluate every method with both."""
     from guda.run.run import Run
-    from guda.steps import choose_queries, likelihood_path
+    from guda.steps import choose_queries, likelihood_path, override
     from guda.steps import likelihood as solve
 
-    folder = Run.open(run)
+    folder = override(Run.open(run), likelihood=changes)
     name = choose_queries(folder, queries)
-    found = solve(folder, name, engine, method, **changes)
+    found = solve(folder, name, engine, method)
     path = likelihood_path(folder, name, "evaluation.json")
     if as_json:
         return say({"path": str(path)} | found.model_dump(mode="json"), "", True)

@@ -21,10 +21,17 @@ from guda.data.style_words import STATISTICS, WORDS, statistics
 from guda.data.text import quiet_loading, unit_rows
 from guda.errors import GudaError, choices, suggestion
 from guda.files import ordered
+from guda.model_files import PATTERNS, check_type, find_model
+from guda.parsing import read_text
 
 BLOCK = 16  # images per call of CLIP's vision half; short blocks are padded
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"  # the paper's
+
+VLMS = (  # model types of transformers that are asked about a style
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next", "llava_onevision", "idefics2", "idefics3", "smolvlm",
+    "paligemma", "gemma3", "internvl", "mllama", "mistral3",
+)  # fmt: skip
 
 QUESTION = (
     "List {n} short descriptors of the visual style of this image: line work, brushwork, texture, palette, shading, "
@@ -128,7 +135,7 @@ def _shared_contents(data: ImageData, rows: np.ndarray) -> list[str] | None:
 def read_words(path: str | Path) -> tuple[str, ...]:
     """One word or phrase a line; empty lines and those that begin with # do not count."""
     try:
-        lines = Path(path).expanduser().read_text().splitlines()
+        lines = read_text(Path(path).expanduser()).splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise GudaError(
             "words-file-unreadable", f"word list {path} cannot be read ({e}); see prompts.path in the recipe"
@@ -161,10 +168,10 @@ def _load_clip(name: str) -> tuple[Any, Any, Any]:
     with quiet_loading(f"prompts.encoder clip:{name}", hint):
         from transformers import AutoImageProcessor, CLIPModel, CLIPTokenizer
 
-        folder = Path(name).expanduser()
-        source = str(folder) if folder.is_dir() else name
-        processor = AutoImageProcessor.from_pretrained(source)
-        tokenizer = CLIPTokenizer.from_pretrained(source)
+        check_type(folder := find_model(name), ("clip",), "prompts.encoder")
+        source = str(folder)
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+        tokenizer = CLIPTokenizer.from_pretrained(source, trust_remote_code=False)
         whole: Any = CLIPModel
         model, report = whole.from_pretrained(source, use_safetensors=True, dtype="float32", output_loading_info=True)
         if missing := sorted(report["missing_keys"]):
@@ -215,11 +222,13 @@ def load_vlm(name: str) -> Ask:
         import torch
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
-        folder = Path(name).expanduser()
-        source = str(folder) if folder.is_dir() else name
-        processor = AutoProcessor.from_pretrained(source)
+        check_type(folder := find_model(name, (*PATTERNS, "*.jinja")), VLMS, "prompts.model")
+        source = str(folder)
+        processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        model: Any = AutoModelForImageTextToText.from_pretrained(source, use_safetensors=True, dtype="auto")
+        model: Any = AutoModelForImageTextToText.from_pretrained(
+            source, use_safetensors=True, dtype="auto", trust_remote_code=False
+        )
         model = model.to(device).eval()
     return lambda image, question: ask_vlm(processor, model, image, question)
 

@@ -14,7 +14,6 @@ learned. For a selection use the recipe's `groups` and `limit_per_group`; any ot
 from __future__ import annotations
 
 import io
-import json
 import os
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.sources import DataSize, source
 from guda.errors import GudaError, choices
+from guda.parsing import parse_json
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -148,7 +148,7 @@ def _strips(package: Path, split: str) -> Labelled:
     *pictures, text = npm.read(package, (*names, f"{split}_lables.json"), PACKAGE)  # their spelling
     images = []
     try:
-        labels = json.loads(text)
+        labels = parse_json(text.decode())
         for name, content in zip(names, pictures, strict=True):
             strip = Image.open(io.BytesIO(content), formats=("PNG",))
             if strip.size != (SIDE * SIDE, BATCH) or strip.mode != "RGB":

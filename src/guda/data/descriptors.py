@@ -16,7 +16,6 @@ Files with descriptors:
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections import Counter
@@ -25,8 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from guda import parsing
 from guda.errors import GudaError, choices, suggestion
 
 Raw = Mapping[str, Sequence[Sequence[str]]]  # style -> for every sampled image, its descriptors
@@ -164,7 +162,7 @@ def _word(value: Any, file: str | Path, style: str) -> str:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text()
+        return parsing.read_text(file)
     except FileNotFoundError:
         raise GudaError(
             "descriptors-file-missing", f"descriptor file {file} does not exist; see prompts.path in the recipe"
@@ -177,11 +175,9 @@ def _mapping(file: Path) -> dict[str, list[Any]]:
     if file.suffix not in (".json", ".yaml", ".yml"):
         raise GudaError("descriptors-file-type", f"descriptor file {file} must be .json, .yaml or .jsonl")
     try:
-        value = json.loads(_text(file)) if file.suffix == ".json" else yaml.safe_load(_text(file))
-    except (json.JSONDecodeError, yaml.YAMLError) as e:
-        raise GudaError(
-            "descriptors-file-syntax", f"{file} is not valid {file.suffix[1:].upper()} ({str(e).splitlines()[0]})"
-        ) from None
+        value = (parsing.parse_json if file.suffix == ".json" else parsing.parse_yaml)(_text(file))
+    except parsing.ParseError as e:
+        raise GudaError("descriptors-file-syntax", f"{file} is not valid {file.suffix[1:].upper()} ({e})") from None
     if not isinstance(value, dict) or not all(isinstance(said, list) for said in value.values()):
         raise GudaError(
             "descriptors-file-layout", f"{file} must map every style to a list: {{style: [descriptor, ...]}}"
@@ -195,9 +191,9 @@ def _lines(file: Path) -> dict[str, list[Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parsing.parse_json(line)
             style, said = str(row["style"]), row["descriptors"]
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (parsing.ParseError, KeyError, TypeError):
             said = None
         if not isinstance(said, list):
             raise GudaError(

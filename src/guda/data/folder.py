@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from guda.data.groups import natural
-from guda.errors import GudaError, choices
+from guda.errors import GudaError, choices, suggestion
+from guda.memory import check_memory
+from guda.parsing import TEXT_BYTES, ParseError, check_regular, parse_json
 
 if TYPE_CHECKING:
     from PIL import Image
 import csv
-import json
 import re
 from dataclasses import dataclass
 from itertools import product
 from pathlib import PurePosixPath
 from typing import Any
 
-from guda.errors import suggestion
+LARGEST_SIDE = 16384  # pixels of a scaled image
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
@@ -58,7 +59,15 @@ def image_files(root: Path) -> list[str]:
     return sorted(found, key=lambda f: [natural(part) for part in f.split("/")])
 
 
+DEEPEST = 100  # folders in folders; a tree of groups has a few levels
+
+
 def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -> None:
+    if len(above) > DEEPEST:
+        shown = "/".join(prefix.split("/")[:3])
+        raise GudaError(
+            "folder-too-deep", f"{above[0]}/{shown}/... is more than {DEEPEST} folders deep; move the images up"
+        )
     real = os.path.realpath(folder)
     if real in above:  # symbolic links are followed, as group folders are often links, but not in circles
         raise GudaError("folder-link-cycle", f"{folder} is a link to a folder above it; remove the link")
@@ -71,7 +80,11 @@ def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -
             continue
         relative = prefix + entry.name
         suffix = os.path.splitext(entry.name)[1].lower()
-        if entry.is_dir():
+        try:
+            is_folder = entry.is_dir()
+        except OSError as e:  # a link to itself
+            raise GudaError("folder-unreadable", f"cannot read {entry.path}: {e.strerror}; remove it") from None
+        if is_folder:
             _walk(folder / entry.name, relative + "/", (*above, real), found)
         elif suffix in FOREIGN:
             raise GudaError(
@@ -92,6 +105,8 @@ def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -
 def check_options(size: int | None, mode: str | None) -> None:
     if size is not None and (isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1):
         raise GudaError("size-invalid", f"size must be a whole number of pixels, at least 1, got {size!r}")
+    if size is not None and size > LARGEST_SIDE:
+        raise GudaError("size-invalid", f"size is {size}; images of at most {LARGEST_SIDE} pixels a side are made")
     if mode not in (None, "L", "RGB"):
         raise GudaError("mode-invalid", f"mode must be L (grey) or RGB, got {mode!r}")
 
@@ -106,7 +121,9 @@ def read_image(path: Path, size: int | None = None, mode: str | None = None) -> 
 
     check_options(size, mode)
     try:
+        check_regular(path)
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged tags; an image that is damaged itself does not load
             # Pillow warns above its limit and raises only at twice that; one limit is enough.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=FORMATS) as file:
@@ -157,10 +174,13 @@ def _flatten(image: Image.Image, mode: str | None) -> Image.Image:
 def read_images(root: Path, files: Sequence[str], size: int | None = None, mode: str | None = None) -> np.ndarray:
     """All of `files`, uint8 [n, C, H, W], read-only; one channel if `mode` says so or every image is grey."""
     check_options(size, mode)
+    if size is not None:
+        _check_room(len(files), (3 if mode == "RGB" else 1, size, size), root)
     out = np.empty((0, 0, 0, 0), np.uint8)
     for i, file in enumerate(files):
         image = read_image(root / file, size, mode)
         if i == 0:  # all of the memory at once and once: 24,000 images of 512 pixels are 19 GB
+            _check_room(len(files), image.shape, root)
             out = np.empty((len(files), *image.shape), np.uint8)
         if image.shape[1:] != out.shape[2:]:
             (h0, w0), (h, w) = out.shape[2:], image.shape[1:]
@@ -175,6 +195,11 @@ def read_images(root: Path, files: Sequence[str], size: int | None = None, mode:
         out[i] = image  # grey among colours is repeated over the channels
     out.setflags(write=False)
     return out
+
+
+def _check_room(n: int, shape: tuple[int, ...], root: Path) -> None:
+    c, h, w = shape
+    check_memory(n * c * h * w, f"{root}: {n} images of {w}x{h} pixels", "give a smaller --size, or fewer images")
 
 
 METADATA = ("metadata.jsonl", "metadata.csv")
@@ -305,6 +330,7 @@ def read_rows(path: Path, files: Sequence[str]) -> list[Row]:
     """The row of every file, in the order of `files`, from a .jsonl or .csv table; each file has one row and each row
     a file. CSV cells stay text: no guessing that turns an artist called "NA" into a gap."""
     try:
+        check_regular(path, TEXT_BYTES)
         with open(path, encoding="utf-8-sig", newline="") as f:
             rows = _read_csv(path, f) if path.suffix == ".csv" else _read_jsonl(path, f)
     except OSError as e:
@@ -344,8 +370,8 @@ def _read_jsonl(path: Path, lines: Any) -> list[Row]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
-        except json.JSONDecodeError as e:
+            values = parse_json(line)
+        except ParseError as e:
             raise GudaError(
                 "metadata-json-invalid", f"{path}:{number}: not valid JSON ({e}); write one object per line"
             ) from None

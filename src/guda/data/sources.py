@@ -129,6 +129,19 @@ def load_source(
     return data if partition is None else noisy_partition(data, **partition)
 
 
+def load_test_split(config: DataConfig, per_group: int) -> ImageData | None:
+    """Images of the test split, prepared as the training images are, at most `per_group` of each group; None where the
+    source has no such split, or this copy of it does not."""
+    if config.split == "test" or "split" not in inspect.signature(_find(config.source)).parameters:
+        return None
+    wanted = {"split": "test", "partition": None, "limit_contents": None, "limit_per_group": per_group}
+    options = config.model_dump() | wanted
+    try:
+        return load_source(options.pop("source"), **options)
+    except GudaError:
+        return None
+
+
 def _load(name: str, options: Mapping[str, Any]) -> ImageData:
     load = _find(name)
     takes = [key for key in inspect.signature(load).parameters if key != "path"]

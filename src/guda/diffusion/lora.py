@@ -102,7 +102,7 @@ def fuse(pipeline: str, network: str, parts: Mapping[str, Any], lora: str) -> bo
     before = {name: _sums(part) for name, part in parts.items()}
     try:
         pipe = cls(**given)
-        pipe.load_lora_weights(str(file.parent), weight_name=file.name)
+        pipe.load_lora_weights(str(file.parent), weight_name=file.name, use_safetensors=True)
         pipe.fuse_lora(components=[c for c in pipe._lora_loadable_modules if getattr(pipe, c, None) is not None])
         pipe.unload_lora_weights()
     except Exception as e:  # diffusers and peft raise many kinds; each means that the file does not fit

@@ -43,6 +43,7 @@ from guda.diffusion.families.base import Cond
 from guda.diffusion.lora import merged, wrap
 from guda.diffusion.noise import generator, torch_seed
 from guda.diffusion.stream import Batch, Stream
+from guda.diffusion.validation import Validation
 from guda.errors import GudaError
 from guda.files import atomic_folder, read_json, read_tensors, write_json, write_tensors
 
@@ -59,6 +60,7 @@ class State:
     step: int = 0
     seconds: float = 0.0  # spent before this process resumed it
     losses: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
 
     @classmethod
     def start(cls, config: TrainingConfig, module: nn.Module, stream: Stream, scaler: Any = None) -> State:
@@ -87,6 +89,7 @@ class State:
         if self.ema is not None:
             tensors |= {f"ema.{i}": v for i, v in enumerate(self.ema.shadow_params)}
         rest = {"step": self.step, "seconds": seconds, "losses": self.losses, "cursor": self.stream.cursor,
+                "validation": self.validation,
                 "schedule": {k: v for k, v in self.schedule.state_dict().items() if k != "lr_lambdas"}}  # fmt: skip
         if self.scaler is not None:
             rest["scaler"] = self.scaler.state_dict()
@@ -121,6 +124,7 @@ class State:
             self.scaler.load_state_dict(rest["scaler"])
         self.stream.seek(*rest["cursor"])
         self.step, self.seconds, self.losses = rest["step"], rest["seconds"], rest["losses"]
+        self.validation = rest.get("validation", [])
 
 
 def newest(folder: Path) -> Path | None:
@@ -188,6 +192,7 @@ class Trained:
     weights: dict[str, torch.Tensor]  # the scored ones: EMA or raw, by recipe
     earlier: float  # seconds spent before this process resumed it
     losses: list[float]  # mean training loss per 1 % of the run
+    validation: list[float] = field(default_factory=list)  # loss on the test split, every 5 %; last: of `weights`
 
 
 def train(
@@ -205,12 +210,13 @@ def train(
     prompts: Sequence[str] | None = None,
     fine_tune: bool = False,
     latents: Latents | None = None,
+    validation: np.ndarray | None = None,
 ) -> Trained:
     """Train a fresh network of `denoiser`'s architecture on all groups, or on all but `leave_out`.
 
     `fine_tune`: start from `denoiser`'s own weights instead. `prompts`: one per image, for text-to-image models.
-    `latents`: the images encoded before. With `label_dropout` it is its class-conditional twin: conditioned on each
-    image's group, or on a null label instead."""
+    `latents`: the images encoded before. `validation`: images of the test split, for models without a condition. With
+    `label_dropout` it is its class-conditional twin: conditioned on each image's group, or on a null label instead."""
     if denoiser.frozen is not None and prompts is None:
         raise GudaError(
             "training-prompts-missing",
@@ -243,12 +249,22 @@ def train(
                 return prompt_condition(model, prompts, index, config.prompt_dropout, (*key, "prompts", step))
             return None
 
-        _run(model, x0, config, state, stepper, key, condition, checkpoint, tick)
+        held_out = None if validation is None else Validation(model, validation)
+        _run(model, x0, config, state, stepper, key, condition, checkpoint, tick, held_out)
         if state.ema is not None:
             state.ema.copy_to(state.parameters)
         model.check_finite("training", "it diverged: lower the learning rate")
+        if held_out is not None:
+            state.validation.append(held_out.loss(model))
         weights = merged(module) if config.lora is not None else _copied(module)
-    return Trained(weights, state.seconds, state.losses)
+    return Trained(weights, state.seconds, state.losses, state.validation)
+
+
+def _bare(model: Denoiser, module: nn.Module) -> Denoiser:
+    """The model without what spreads it over processes, which would wait for the others."""
+    bare = copy.copy(model)
+    bare.module = module
+    return bare
 
 
 def _copied(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -258,6 +274,7 @@ def _copied(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _run(
     model: Denoiser, x0: Latents, config: TrainingConfig, state: State, stepper: Stepper, key: tuple[str | int, ...],
     condition: Callable[[np.ndarray, int], Cond | None], checkpoint: Path | None, tick: Callable[[int, int], None],
+    held_out: Validation | None,
 ) -> None:  # fmt: skip
     """Every step, from the newest checkpoint on."""
     if checkpoint is not None:
@@ -296,6 +313,8 @@ def _run(
                     "training-diverged",
                     f"training diverged before step {step} (loss {state.losses[-1]}); lower training.lr",
                 )
+        if held_out is not None and step < config.steps and held_out.due(step, config.steps):
+            state.validation.append(held_out.loss(_bare(model, state.module)))
         tick(step, config.steps)
         # only where the running mean is empty, so that the loss curve resumes exactly too
         due = step // config.checkpoint_every > (step - every) // config.checkpoint_every

@@ -8,7 +8,8 @@ A worker gets one thread for each CPU of its task, so with the default of one th
 engine's. Where a task has two GPUs or more, a training (`task.trains`) runs in one process for each of them through
 accelerate (engine/torchrun.py); that equals a training on one device up to rounding.
 
-Without an address a cluster of this machine is started and ends with the driver, however that ends. On a cluster that
+Without an address a cluster of this machine is started and ends with the driver, however that ends. It listens on
+loopback alone and answers only to a token of its own, because whoever can talk to Ray can run code. On a cluster that
 was there before, Ray ends the tasks of a driver that is gone.
 """
 
@@ -18,7 +19,9 @@ import importlib
 import logging
 import math
 import os
+import secrets
 import socket
+import sys
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -53,6 +56,9 @@ ENVIRONMENT = {  # of a cluster that is started here; what the user set stays
 }
 
 
+LOCAL, LOOPBACK = "local", "127.0.0.1"  # Ray's word for a cluster that is started here, and where that listens
+
+
 @dataclass(frozen=True)
 class RayOptions:
     """Where tasks run and what each may take."""
@@ -75,11 +81,21 @@ class RayOptions:
                 f"{address} is a Ray client's address; start guda on a node of the cluster and give HOST:PORT",
             )
 
+    @property
+    def where(self) -> str:
+        """What Ray takes as an address."""
+        return self.address or os.environ.get("RAY_ADDRESS") or LOCAL
 
-def import_ray() -> Any:
+
+def import_ray(address: str | None = None) -> Any:
     """Import Ray with an environment in which it is quiet and makes no network requests."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if address == LOCAL and "ray" not in sys.modules:  # Ray looks when it is imported, and its processes inherit
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # as on these systems by default: loopback is the address
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if os.environ["RAY_AUTH_MODE"] == "token":  # Ray's own would be kept in a file of the home folder
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -99,7 +115,7 @@ class RayWorkers:
     def connect(self) -> None:
         if self._ray is not None:
             return
-        ray = import_ray()
+        ray = import_ray(self.options.where)
         if not ray.is_initialized():
             _init(ray, self.options)
         gpus = self.options.gpus
@@ -193,14 +209,15 @@ def run_on_ray(run: Run, tasks: list[Task], options: RayOptions | RayWorkers, wa
 
 
 def _init(ray: Any, options: RayOptions) -> None:
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = options.address or os.environ.get("RAY_ADDRESS") or "local"
-    if address == "local":
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = options.where
+    if address == LOCAL:
         cpus = max(default_workers(), math.ceil(options.cpus)) if options.workers is None else math.ceil(
             options.workers * options.cpus
         )  # fmt: skip
         # the smallest store that Ray takes: nothing but numbers goes through it
         quiet |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 80 * 1024**2}
+        quiet |= {"_node_ip_address": LOOPBACK}  # where all of its processes listen
     try:
         ray.init(address=address, **quiet)
     except ConnectionError:

@@ -182,7 +182,7 @@ def main(root: str, task: str, parent: str) -> None:
     value = json.loads(task)
     made = Task(**value | {"makes": tuple(value["makes"]), "needs": tuple(value["needs"])})
     try:
-        run_launched(Run.open(root), [made])
+        run_launched(Run.open(root).with_changes(made.changes), [made])
     except GudaError as e:
         print(e.line, file=sys.stderr, flush=True)
         distributed.leave(2)

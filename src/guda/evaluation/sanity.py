@@ -3,7 +3,11 @@ the claims right?
 
 A held-out real picture was not made by the model and is no training image, so no training image is its cause. But a
 method that cannot tell which group it belongs to will not tell which group a generated picture owes. Intervals are
-Clopper and Pearson's exact ones: they are about other pictures like these, by the same models.
+binomial (Clopper and Pearson), over other pictures like these, GIVEN THESE MODELS: all pictures meet the same models,
+so nothing is claimed about other trainings.
+
+Claims are those that the method makes of such pictures. Where its answers are calibrated against retraining, the claim
+is the answer set, and a probability of being first, which counts the noise of scoring alone, is not made.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ class Right(Config):
 
     n: int
     right: int
-    lo: float | None = Field(default=None, description="exact binomial 95 % interval of the share; null: no pictures")
+    lo: float | None = Field(default=None, description="binomial 95 % interval, given these models; null: no pictures")
     hi: float | None = None
 
     @classmethod
@@ -51,8 +55,13 @@ class MethodSanity(Config):
     verdicts: dict[str, int] = Field(description="pictures by their kind of verdict")
     stands_out: Right = Field(description="pictures whose verdict is stands-out: was that group the right one?")
     sure: Right | None = Field(
-        default=None, description="pictures whose first group has a probability of being first above 0.95; null: none"
+        default=None,
+        description="pictures whose first group has a probability of being first above 0.95; null: it is not claimed",
     )
+    in_set: Right | None = Field(
+        default=None, description="calibrated answer sets: is the right group in the set? null: not calibrated"
+    )
+    set_size: float | None = Field(default=None, description="mean number of groups in these sets")
 
 
 class Sanity(Config):
@@ -74,35 +83,42 @@ def measure(scores: Scores, groups: Mapping[str, Sequence[str]], verdicts: Mappi
     hit, many = rank == 1, right.sum(axis=1)
     kinds = np.array([verdicts[q].kind for q in scores.queries])
     found = Counter(kinds.tolist())
-    sure = None
-    if scores.p_first is not None and np.isfinite(scores.p_first).any():
+    sure, in_set, size = None, None, None
+    if scores.answer is not None:
+        sets = scores.answer[kinds != "foreign"] > 0  # nothing is claimed of a foreign picture
+        in_set = Right.of((sets & right[kinds != "foreign"]).any(axis=1))
+        size = float(sets.sum(axis=1).mean()) if len(sets) else None
+    elif scores.p_first is not None and np.isfinite(scores.p_first).any():
         first = np.take_along_axis(scores.p_first, scores.rank.argmin(axis=1)[:, None], axis=1)[:, 0]
-        sure = Right.of(hit[(first > SURE) & (kinds != "foreign")])  # nothing is claimed of a foreign picture
+        sure = Right.of(hit[(first > SURE) & (kinds != "foreign")])
     return MethodSanity(
         first=Right.of(hit), chance=float((many / right.shape[1]).mean()), mean_rank=float(rank.mean()),
         chance_rank=float(((right.shape[1] + 1) / (many + 1)).mean()), groups=right.shape[1],
         verdicts={kind: found[kind] for kind in LABELS if found[kind]},
-        stands_out=Right.of(hit[kinds == "stands-out"]), sure=sure,
+        stands_out=Right.of(hit[kinds == "stands-out"]), sure=sure, in_set=in_set, set_size=size,
     )  # fmt: skip
 
 
 def table(found: Sanity) -> Table:
     columns = (
         "method", Column("right first", interval=True), "chance", "mean rank", "chance",
-        Column("stands out", interval=True), Column("first > 95 %", interval=True),
+        Column("stands out", interval=True), Column("first > 95 %", interval=True), Column("in its set", interval=True),
+        "groups in a set",
     )  # fmt: skip
     rows = [
         (
             name, _share(m.first), Number(m.chance, percent(m.chance)), number(m.mean_rank, 1),
             number(m.chance_rank, 1), _share(m.stands_out), None if m.sure is None else _share(m.sure),
+            None if m.in_set is None else _share(m.in_set), None if m.set_size is None else number(m.set_size, 1),
         )
         for name, m in found.methods.items()
     ]  # fmt: skip
     n = sum(found.pictures.values())
     note = (
         "Right first: the picture's own group is ranked first. Stands out, first > 95 %: the same for pictures where a "
-        "group stands out, or has a probability of being first above 95 %. Brackets: binomial 95 % intervals, given "
-        "these models. These pictures are real and were not trained on: no training image caused them, but a method "
+        "group stands out, or has a probability of being first above 95 %. In its set: pictures whose calibrated "
+        "answer set contains their own group. Brackets: binomial 95 % intervals over pictures, given these models. "
+        "These pictures are real and were not trained on: no training image caused them, but a method "
         f"should still recognise their group. Estimand: {found.estimand}."
     )
     return Table.of(f"{n} held-out pictures of known groups ({found.queries})", columns, rows, note, "sanity")

@@ -82,6 +82,11 @@ class ElboMethod(Method):
         """How many times the work of a leaf it takes to fit `group`."""
         return 1.0
 
+    @property
+    def placebo_seed(self) -> int:
+        """What random groups are drawn by."""
+        return int(self.config.seed)
+
     def number(self, group: str) -> int:
         """Its number among the data's groups."""
         return load_data(self.run).groups.index(group)

@@ -37,6 +37,7 @@ from guda.files import digest, read_json, write_json
 from guda.methods.base import Method, get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.reference import Reference
+from guda.methods.trained import trained
 from guda.run.data import scored_groups
 from guda.run.models import run_schedule, training_warning
 from guda.run.plan import run_plan
@@ -214,7 +215,10 @@ def read_health(run: Run, method: Method) -> Health | None:
 
 
 def warnings(run: Run, methods: Sequence[str] = ()) -> list[str]:
-    """What should be read before any score is: a model that is still learning, counterfactuals that are not sound."""
+    """What should be read before any score is: a model that is still learning or has not learned, counterfactuals that
+    are not sound."""
     found = [get_method(run, m) for m in methods]
     measured = [h for m in found if m.counterfactuals and m.ranks_groups and (h := read_health(run, m)) is not None]
-    return [line for line in (training_warning(run), *(h.unsound() for h in measured)) if line]
+    learned = trained(run)
+    lines = [training_warning(run), None if learned is None else learned.text, *(h.unsound() for h in measured)]
+    return [line for line in lines if line]

@@ -56,6 +56,18 @@ class Hybrid(ElboMethod):
                 )
             self.halves.append(found)
 
+    @property
+    def regroupable(self) -> bool:
+        return all(half.regroupable and not half.oracle for half in self.halves)
+
+    @property
+    def placebo_seed(self) -> int:
+        """Both halves take out the same images: those of the tuned half's own placebos."""
+        return self.halves[0].placebo_seed
+
+    def passes(self, group: str) -> float:
+        return self.halves[0].passes(group)
+
     def on(self, grouping: Grouping) -> Self:
         found = super().on(grouping)
         found.halves = [half.on(grouping) for half in self.halves]

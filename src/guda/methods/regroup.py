@@ -114,7 +114,7 @@ class Placebos(Grouping):
 
     @classmethod
     def check(cls, method: Method) -> None:
-        if not method.unlearns:
+        if method.oracle or not method.counterfactuals:
             raise GudaError(
                 "placebo-method-unsupported",
                 f"{method.method_id} unlearns nothing, so it has no placebos; give --method and an operator",
@@ -151,7 +151,7 @@ class Pairs(Grouping):
 
     @classmethod
     def check(cls, method: Method) -> None:
-        if not method.regroupable:
+        if not takes_pairs(method):
             why = "by their own labels or prompts" if method.unlearns else "without a model of its own for each"
             raise GudaError(
                 "pair-method-unsupported",
@@ -184,15 +184,15 @@ def placebo_size(known: Groups, names: Sequence[str] | None = None) -> int:
 
 
 def takes_placebos(method: Method) -> bool:
-    """Whether random groups can be unlearned the way it unlearns a group."""
-    return method.unlearns and method.regroupable
+    """Whether random groups can be taken out the way it takes out a group, without training anew."""
+    return method.regroupable and not method.oracle
 
 
 def _placebos(method: ElboMethod, n: int) -> Placebos:
     names = scored_groups(method.run)
     size = placebo_size(load_data(method.run).groups, names)
     times = float(np.median([method.passes(g) for g in names]))
-    return Placebos(n=n, size=size, seed=method.config.seed, times=times)
+    return Placebos(n=n, size=size, seed=method.placebo_seed, times=times)
 
 
 def placebos_of(method: Method, n: int) -> ElboMethod:
@@ -206,13 +206,20 @@ def fitted_placebos(method: Method) -> ElboMethod | None:
     """As many as there are, from number 0 on; None if there are none."""
     if not has_counterfactuals(method) or not takes_placebos(method) or method.grouping is not None:
         return None
-    known, n = load_data(method.run).groups, 0
-    while method.run.has(f"{method.folder}/{_placebos(method, n + 1).file(known, f'placebo-{n}')}"):
+    n = 0
+    while all(
+        map(method.run.has, (str(c[f"placebo-{n}"].counterfactual) for _, c in placebos_of(method, n + 1).sets()))
+    ):
         n += 1
     return placebos_of(method, n) if n else None
 
 
 # ---- pairs
+
+
+def takes_pairs(method: Method) -> bool:
+    """Additivity is a matter of the ELBO difference, of which a rule keeps no terms under other estimands."""
+    return method.regroupable and (method.unlearns or method.oracle)
 
 
 def pairs_of(method: Method, which: Sequence[Pair]) -> ElboMethod:

@@ -114,7 +114,7 @@ class MethodView:
                 ],
                 self.per_digits,
                 origin=self.scores[q].origin,
-                validation=self.scores.validation,
+                validation=self.scores.compared,
             )
             for q in range(len(score))
         ]

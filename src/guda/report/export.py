@@ -27,13 +27,12 @@ PDF: printed by a browser of the Chromium family, if one is there.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,7 @@ from guda.methods.health import warnings
 from guda.report import costs, trust
 from guda.report.cards import MethodView
 from guda.report.content import Content
+from guda.table import csv_text
 
 SCHEMA = "guda-report/1"
 
@@ -76,17 +76,16 @@ def cell_figures(view: MethodView, q: int, g: int) -> dict[str, float | int | No
 
 
 def write_csv(content: Content, path: Path) -> Path:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    rows: list[Iterable[object]] = [COLUMNS]
     prompts = content.queries.prompts
     for view in content.views:
         for q, query in enumerate(content.queries.ids):
             same = {"query": query, "prompt": prompts[q] if prompts else None, "method": view.id, "unit": view.unit,
                     "verdict": view.verdicts[q].kind, **(_origin(view, q) or {})}  # fmt: skip
             for rank, g in enumerate(view.order[q], 1):
-                writer.writerow(same | {"group": view.scores.groups[g], "rank": rank} | cell_figures(view, q, int(g)))
-    write_text(path, text.getvalue())
+                found = same | {"group": view.scores.groups[g], "rank": rank} | cell_figures(view, q, int(g))
+                rows.append([found.get(column) for column in COLUMNS])
+    write_text(path, csv_text(rows))
     return path
 
 

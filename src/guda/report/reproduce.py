@@ -31,6 +31,7 @@ from guda.methods.base import METHODS, Method, get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.regroup import pairs_of, placebos_of, takes_placebos
 from guda.report.catalogue import write_figures, write_paper_tables
+from guda.report.smoke import smoke_recipe
 from guda.run.recipe import Recipe, read_recipe, recipes_folder
 from guda.run.run import Run
 from guda.run.sketch import ONE, Sketch, blank_data
@@ -124,7 +125,7 @@ def read_reproduction(name: str) -> Reproduction:
     return found.model_copy(update={"scales": scales, "before": found.before and beside(found.before)})
 
 
-def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
+def scaled_recipe(wanted: Reproduction, scale: str = FULL, smoke: bool = False) -> Recipe:
     """The recipe of one scale with all the experiment's methods; a recipe's own settings of one come first."""
     if scale not in wanted.scales:
         raise GudaError("scale-unknown", f"no scale {scale!r}; there are: {', '.join(wanted.scales)}")
@@ -137,7 +138,8 @@ def scaled_recipe(wanted: Reproduction, scale: str = FULL) -> Recipe:
     value["evaluation"]["calibration"] = 0  # the paper has no answer sets
     if scale in wanted.likelihood:
         value["likelihood"] = wanted.likelihood[scale].model_dump(mode="json")
-    return Recipe.from_dict(value, f"the experiment's recipe {name}")
+    recipe = Recipe.from_dict(value, f"the experiment's recipe {name}")
+    return smoke_recipe(recipe) if smoke else recipe
 
 
 def reproduce(
@@ -147,14 +149,15 @@ def reproduce(
     scale: str = FULL,
     ablations: bool = False,
     say: Callable[[str], None] = lambda text: None,
+    smoke: bool = False,
 ) -> Reproduced:
     """Carry out an experiment, or what is left of it, and write its tables and figures."""
     wanted = read_reproduction(name)
-    recipe = scaled_recipe(wanted, scale)
+    recipe = scaled_recipe(wanted, scale, smoke)
     if wanted.before is not None:
-        before = read_recipe(wanted.before)
+        before = smoke_recipe(read_recipe(wanted.before)) if smoke else read_recipe(wanted.before)
         say(f"{before.name}: the pretrained start")
-        start = train(init(root.parent / before.name, before), engine)
+        start = train(_initialised(root.parent / before.name, before), engine)
         recipe = _changed(recipe, "model", start=start)
     _check_pairs(init(root, recipe), wanted)
     say(f"{recipe.name}: train, retrain, fit, score")
@@ -199,22 +202,30 @@ def _changed(recipe: Recipe, section: str, **values: Any) -> Recipe:
     return Recipe.from_dict(value, f"recipe {recipe.name}")
 
 
-def _carried_out(root: Path, recipe: Recipe, engine: Engine) -> tuple[Run, DatasetEntry]:
+def _initialised(root: Path, recipe: Recipe) -> Run:
+    """The run with everything that training needs."""
     run = init(root, recipe)
     if recipe.prompts is not None:
         prompts_build(run)
+    return run
+
+
+def _carried_out(root: Path, recipe: Recipe, engine: Engine) -> tuple[Run, DatasetEntry]:
+    run = _initialised(root, recipe)
     return run, pipeline(run, engine)
 
 
-def plan_reproduction(wanted: Reproduction, scale: str = FULL, ablations: bool = False) -> dict[str, Any]:
+def plan_reproduction(
+    wanted: Reproduction, scale: str = FULL, ablations: bool = False, smoke: bool = False
+) -> dict[str, Any]:
     """Like `outline`, with a row for every part of the experiment; a cost that is not known is null."""
-    recipe = scaled_recipe(wanted, scale)
+    recipe = scaled_recipe(wanted, scale, smoke)
     try:
         sketch, value = sketch_recipe(recipe), outline(recipe)
     except GudaError as e:
         sketch, value = _fits_alone(recipe, e)
     own, logo = value["rows"], _logo(sketch)
-    rows = [] if wanted.before is None else [_start(wanted.before)]
+    rows = [] if wanted.before is None else [_start(wanted.before, smoke)]
     n = recipe.evaluation.placebos
     for method in [get_method(sketch, m) for m in recipe.methods] if n else []:
         if takes_placebos(method):
@@ -222,7 +233,7 @@ def plan_reproduction(wanted: Reproduction, scale: str = FULL, ablations: bool =
     if value["queries"] is not None:
         rows.append(_beside(sketch_recipe(_changed(recipe, "scoring", **OTHER | {"excess": False})), value["queries"]))
     if scale in wanted.likelihood:
-        config, models = wanted.likelihood[scale], len(logo.models())
+        config, models = recipe.likelihood, len(logo.models())
         n = min(config.n, value["queries"] or config.n)
         what = f"log p of {n} queries by {models} models of logo"
         rows.append(Budget(what, float(n * models * evals(config)), disk=n * models * config.seeds * 20))
@@ -259,8 +270,8 @@ def _logo(sketch: Sketch) -> ElboMethod:
     return logo
 
 
-def _start(name: str) -> Budget:
-    recipe = read_recipe(name)
+def _start(name: str, smoke: bool) -> Budget:
+    recipe = smoke_recipe(read_recipe(name)) if smoke else read_recipe(name)
     tasks = base_tasks(Sketch(recipe, blank_data(("a", "b"), 1), None))
     return Budget(f"train the pretrained start, {recipe.name}", _cost(tasks))
 
@@ -310,6 +321,7 @@ def _sweep(sweep: Ablation, name: str, sketch: Sketch, value: dict[str, Any]) ->
     if not cls.unlearns:
         return Budget(what, None)
     base = sketch.recipe.methods.get(sweep.method, {}) if sweep.base == "recipe" else sweep.base
+    base = base | sweep.settings
     total = 0.0
     for axis, v in cells:
         if axis == EPOCHS and EPOCHS not in cls.Config.model_fields:

@@ -121,6 +121,8 @@ def sentences(entry: DatasetEntry, method: str) -> list[str]:
             f"{method} ranks the same group first as real retraining for {share(found.metrics[METRIC])} "
             f"of the {entry.n_queries:,} pictures."
         )
+        if (own := answered(entry, method)) is not None:
+            said[-1] += f" Of those that get an answer ({entry.figures['answered']:,.0f}) for {share(own)}."
     top = ceiling(entry)
     if top is not None:
         said.append(
@@ -135,6 +137,12 @@ def sentences(entry: DatasetEntry, method: str) -> list[str]:
     return said
 
 
+def answered(entry: DatasetEntry, method: str) -> Figure | None:
+    """Top-1 without foreign pictures, for which no group is named; None where there were none."""
+    f, name = entry.figures, f"top1_answered.{method}"
+    return Figure(mean=f[name], lo=f[f"{name}.lo"], hi=f[f"{name}.hi"]) if name in f else None
+
+
 def agreed(share: Share) -> str:
     """91 % [86, 95]"""
     return f"{percent(share.mean)} [{100 * share.lo:.0f}, {100 * share.hi:.0f}]"
@@ -144,7 +152,7 @@ def claim_sentence(share: Share) -> str:
     """Beside a claim on a card."""
     return (
         f"claims of this strength: retraining agreed for {agreed(share)} of {share.n:,} "
-        f"picture{'' if share.n == 1 else 's'}"
+        f"picture{'' if share.n == 1 else 's'}, given these models"
     )
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.errors import GudaError, Mismatch
 from guda.files import remembered
 from guda.run.run import Run
 from guda.run.sketch import Sketch
+
+TEST = ("data", "test")  # in a run: images of the test split, where the source has one
 
 PROMPTS = ("prompts", "prompts.json")  # in a run
 
@@ -25,6 +29,12 @@ def load_data(run: Run) -> ImageData:
         what = f"{folder} holds other images than the run was made from"
         raise Mismatch("data-changed", what, data.digest, expected, "restore it")
     return data
+
+
+def held_out_images(run: Run) -> np.ndarray | None:
+    """uint8 [n, C, H, W] that training validates on; None where the source has no test split."""
+    folder = run.path(*TEST)
+    return ImageData.load(folder).images if (folder / "index.json").is_file() else None
 
 
 def scored_groups(run: Run) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, Mismatch
 from guda.files import TEMPORARY, atomic_folder, digest, read_json, write_json, write_tensors
 from guda.parts import FolderParts
-from guda.run.data import load_data, prompt_files, training_prompts
+from guda.run.data import held_out_images, load_data, prompt_files, training_prompts
 from guda.run.run import Run
 from guda.run.sketch import Sketch
 from guda.run.task import Task, tick
@@ -286,7 +286,8 @@ def _train_and_publish(
 
     denoiser, config = architecture(run), need_training(run)
     checkpoints = run.path("checkpoints", name)
-    trained = train_model(run, seed, checkpoints, label_dropout=label_dropout)
+    held_out = None if label_dropout is not None or run.recipe.prompts is not None else held_out_images(run)
+    trained = train_model(run, seed, checkpoints, label_dropout=label_dropout, validation=held_out)
     if not distributed.is_main():
         return trained.earlier
     if label_dropout is not None:
@@ -297,6 +298,7 @@ def _train_and_publish(
         write_json(
             tmp / CARD, {"name": name, "seed": seed, "weights": model.digest(), "steps": config.steps,
                          "losses": trained.losses} | about
+            | ({"validation": trained.validation} if trained.validation else {})
         )  # fmt: skip
     return drop_checkpoints(checkpoints, trained.earlier)
 

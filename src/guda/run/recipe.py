@@ -7,12 +7,14 @@ derived from their values, so nothing stale is ever used. Field descriptions are
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import Field, ValidationError
 
+from guda import parsing
 from guda.config import (
     Config,
     DataConfig,
@@ -23,6 +25,7 @@ from guda.config import (
     QueriesConfig,
     ScoringConfig,
     TrainingConfig,
+    check_numbers,
 )
 from guda.errors import GudaError
 
@@ -46,6 +49,7 @@ class Recipe(Config):
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> Recipe:
+        check_numbers(value, where)
         try:
             return cls.model_validate(value)
         except ValidationError as e:
@@ -53,22 +57,34 @@ class Recipe(Config):
             field = ".".join(str(p) for p in first["loc"]) or "the recipe"
             raise GudaError(
                 "recipe-unknown-key" if first["type"] == "extra_forbidden" else "recipe-invalid-value",
-                f"{where}: {field}: {first['msg']}",
+                f"{where}: {field}: {first['msg'].removeprefix('Value error, ')}",
             ) from None
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
         try:
-            value = yaml.safe_load(path.read_text())
-        except FileNotFoundError:
+            value = parsing.read_yaml(path)
+        except (FileNotFoundError, IsADirectoryError):
             raise GudaError("recipe-missing", f"recipe {path} does not exist") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as e:
-            raise GudaError("recipe-not-yaml", f"recipe {path} is not valid YAML: {str(e).splitlines()[0]}") from None
+        except parsing.ParseError as e:
+            raise GudaError("recipe-not-yaml", f"recipe {path} is not valid YAML: {e}") from None
         return cls.from_dict(value, str(path))
 
     def settings(self, method: str) -> dict[str, Any]:
         """The settings of a method: its entry in `methods`, else in `defaults`, else none (the method's defaults)."""
         return self.methods.get(method, self.defaults.get(method, {}))
+
+    def changed(self, changes: Mapping[str, Mapping[str, Any]], where: str = "the changed recipe") -> Recipe:
+        """With other values in some sections; those of a method are added to the settings it has."""
+        value = self.model_dump(mode="json")
+        for section, fields in changes.items():
+            if section == "methods":
+                value["methods"] |= {m: self.settings(m) | dict(settings) for m, settings in fields.items()}
+            elif isinstance(value.get(section), dict):
+                value[section] |= fields
+            else:
+                value[section] = fields
+        return self.from_dict(value, where)
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -78,6 +94,16 @@ class Recipe(Config):
         if self.training is not None:  # what it comes to, so that null and the value it stands for are one recipe
             value["training"]["exposure_matched"] = self.training.matched(self.model.start is not None)
         return {key: value[key] for key in LOCKED}
+
+
+def merge(*several: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings as one; of two values of a key the later counts."""
+    found: dict[str, Any] = {}
+    for value in several:
+        for key, sub in value.items():
+            both = isinstance(sub, Mapping) and isinstance(found.get(key), Mapping)
+            found[key] = merge(found[key], sub) if both else sub
+    return found
 
 
 def recipes_folder() -> Path:

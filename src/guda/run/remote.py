@@ -1,13 +1,14 @@
 """A run in a bucket: `s3://bucket/run`, `gs://...`, or any URL that fsspec supports.
 
 Work is done in a local copy of it, because networks and tables are memory-mapped files. `pull` fetches what changed
-there, `push` publishes what changed here; both may be stopped at any time and repeated. Nothing is locked:
+there, `push` publishes what changed here; both may be stopped at any time and repeated. Work is never locked:
 
     FIXED    what tasks make is named after what makes it and comes out the same bytes: published once, never compared
     others   tables, reports, the recipe: of each it is remembered what both sides held when they were last the same, so
              it is known who changed it, without asking a clock. Changed there: fetched. Changed here: published.
              Changed on both sides: the last one to publish is right, but over another's recipe.yaml or run.json nobody
-             publishes
+             publishes: these are compared and written under a lease, a file that only one driver can create. One whose
+             holder was killed counts for nothing once it has been seen for LEASE seconds
 
 Files appear whole. An object store publishes an object only when all of it is there; elsewhere it is written under a
 temporary name and renamed. They appear in the order in which they were published here, so that what says "done" comes
@@ -21,8 +22,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +52,8 @@ FIXED = (
 )  # same name, same bytes
 
 LOCKS = ("recipe.yaml", "run.json")
+
+LEASE, LOOK = 30.0, 0.2  # seconds until a lease that does not change is a dead driver's; between two looks at it
 
 
 def whole(address: str) -> str:
@@ -162,31 +166,89 @@ class Mirror:
                 if name in found:
                     continue
                 self._write(name, path)
-            else:
-                base, token = self._seen(name)
-                mine = digest_file(path)
-                if mine == base:
-                    continue  # unchanged here, whatever was done with it there
-                if name in found and token != _token(found[name]):
-                    theirs = digest_bytes(self._read(name))
-                    if theirs == mine:
-                        self._same(name, mine, _token(found[name]))
-                        continue
-                    if name in LOCKS and theirs != base:
-                        refused = Mismatch(
-                            "remote-file-conflict",
-                            f"{self.url}/{name} was changed by another driver meanwhile",
-                            theirs[:16],
-                            mine[:16],
-                            f"compare it with {path}, delete that, and run the command again",
-                        )
-                        continue  # what tasks made is published all the same
-                self._write(name, path)
-                self._same(name, mine, _token(self._ask("looked at", self.fs.info, f"{self.root}/{name}")))
+                pushed += 1
+                continue
+            base, token = self._seen(name)
+            mine = digest_file(path)
+            if mine == base:
+                continue  # unchanged here, whatever was done with it there
+            if name in LOCKS:
+                try:
+                    pushed += self._push_lock(name, path)
+                except Mismatch as e:
+                    refused = e  # what tasks made is published all the same
+                continue
+            if name in found and token != _token(found[name]) and digest_bytes(self._read(name)) == mine:
+                self._same(name, mine, _token(found[name]))
+                continue
+            self._write(name, path)
+            self._same(name, mine, _token(self._ask("looked at", self.fs.info, f"{self.root}/{name}")))
             pushed += 1
         if refused is not None:
             raise refused
         return pushed
+
+    def _push_lock(self, name: str, path: Path) -> bool:
+        """Publish recipe.yaml or run.json unless another driver changed it since both sides were last the same."""
+        with self._lease(name):
+            self.fs.invalidate_cache()
+            base, mine = self._seen(name)[0], path.read_bytes()
+            there = self._ask("looked at", self.fs.exists, f"{self.root}/{name}")
+            theirs = self._read(name) if there else None
+            if theirs is not None and theirs != mine and digest_bytes(theirs) != base:
+                raise Mismatch(
+                    "remote-file-conflict",
+                    f"{self.url}/{name} was changed by another driver meanwhile",
+                    *_first_difference(theirs, mine),
+                    f"compare it with {path}, delete that, and run the command again",
+                )
+            if theirs != mine:
+                self._write(name, path)
+            info = self._ask("looked at", self.fs.info, f"{self.root}/{name}")
+            self._same(name, digest_bytes(mine), _token(info))
+            return theirs != mine
+
+    @contextmanager
+    def _lease(self, name: str) -> Iterator[None]:
+        """One driver at a time; waits for another, and takes the lease of one that does not come back."""
+        target, mine = f"{self.root}/{TEMPORARY}lease-{name}", uuid.uuid4().hex.encode()
+        held, since = None, time.monotonic()
+        if not self.whole:
+            self._ask("written", lambda: self.fs.makedirs(self.root, exist_ok=True))
+        while not self._ask("written", self._create, target, mine):
+            now = self._ask("read", self._lease_of, target)
+            if now != held:
+                held, since = now, time.monotonic()
+            elif held is not None and time.monotonic() - since >= LEASE:
+                self._ask("written", self._let_go, target)
+            time.sleep(LOOK)
+        try:
+            yield
+        finally:
+            if self._ask("read", self._lease_of, target) == mine:  # not taken by one who held this driver for dead
+                self._ask("written", self._let_go, target)
+
+    def _lease_of(self, target: str) -> bytes | None:
+        try:
+            return bytes(self.fs.cat_file(target))
+        except FileNotFoundError:
+            return None
+
+    def _let_go(self, target: str) -> None:
+        with suppress(FileNotFoundError):
+            self.fs.rm_file(target)
+
+    def _create(self, target: str, value: bytes) -> bool:
+        """Write a small file that must not be there yet; False if it is. Stores do this in one step."""
+        try:
+            if self.whole:
+                self.fs.pipe_file(target, value, mode="create")
+            else:
+                with self.fs.open(target, "xb") as f:
+                    f.write(value)
+        except FileExistsError:
+            return False
+        return True
 
     def remove(self, name: str) -> None:
         """Here and there: it is wrong, and must not come back."""
@@ -289,6 +351,16 @@ def _token(info: dict[str, Any]) -> str:
     """Changes when the store's object does; one line."""
     tag = next((info[key] for key in ("ETag", "etag", "md5Hash", "content_settings") if info.get(key)), None)
     return " ".join(f"{info.get('size')} {_stamp(info)!r} {tag}".split())
+
+
+def _first_difference(one: bytes, two: bytes) -> tuple[str, str]:
+    """The first line on which two texts differ, as both have it."""
+    lines = [value.decode("utf-8", "replace").splitlines() for value in (one, two)]
+    n = max(map(len, lines))
+    padded = [[*found, *[""] * (n - len(found))] for found in lines]
+    pairs = zip(*padded, strict=True)
+    a, b = next(((a, b) for a, b in pairs if a != b), ("", ""))
+    return a.strip()[:200], b.strip()[:200]
 
 
 def digest_bytes(value: bytes) -> str:

@@ -32,7 +32,7 @@ from typing import Any
 
 from guda.errors import GudaError, Mismatch, refuse_difference
 from guda.files import DAY, digest, digest_file, library_versions, read_json, sweep, write_json, write_text
-from guda.run.recipe import Recipe
+from guda.run.recipe import Recipe, merge
 
 FORMAT = 1
 
@@ -54,6 +54,10 @@ def _with_defaults(locked: dict[str, Any]) -> dict[str, Any]:
         return locked
 
 
+def _differences(own: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    return {key: now.get(key) for key in sorted(own.keys() | now.keys()) if own.get(key) != now.get(key)}
+
+
 def remote(address: str | Path) -> bool:
     """Whether it is a bucket's: s3://bucket/run, of which a Path has made s3:/bucket/run."""
     return re.match(r"[a-z][a-z0-9+.-]+:/", str(address)) is not None
@@ -72,9 +76,12 @@ def here(address: str | Path, patience: float = MOMENT) -> Path:
 
 
 class Run:
-    def __init__(self, root: Path, info: dict[str, Any], address: str | None = None) -> None:
+    def __init__(
+        self, root: Path, info: dict[str, Any], address: str | None = None, changes: dict[str, Any] | None = None
+    ) -> None:
         self.root, self.info = root, info
         self.address = address or str(root)  # what a worker elsewhere opens it by
+        self.changes = changes or {}  # to the recipe, for one command; see `with_changes`
 
     @staticmethod
     def exists(root: str | Path) -> bool:
@@ -144,8 +151,42 @@ class Run:
         return run
 
     @cached_property
-    def recipe(self) -> Recipe:
+    def stored_recipe(self) -> Recipe:
+        """As it is in the file."""
         return Recipe.read(self.root / "recipe.yaml")
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What this command works by: the file, with the command's own changes."""
+        return self.stored_recipe.changed(self.changes) if self.changes else self.stored_recipe
+
+    def with_changes(self, changes: dict[str, dict[str, Any]]) -> Run:
+        """The same run under other settings for one command: section -> key -> value; methods -> method -> settings.
+        The recipe's file does not change: tasks carry the changes to the workers, and what is made is named after its
+        settings; `set_apart` names the rest."""
+        run = Run(self.root, self.info, self.address, merge(self.changes, changes))
+        run.check(run.recipe)
+        return run
+
+    @cached_property
+    def set_apart(self) -> str | None:
+        """Folder name for scores whose settings are not those of the recipe's file, so that nobody takes them for the
+        run's own; None where there is no difference. Estimands that have folders of their own are not counted."""
+        own, now = self.stored_recipe, self.recipe
+        found = _differences(own.scoring.model_dump(mode="json"), now.scoring.model_dump(mode="json"))
+        if "paper" not in (own.scoring.estimand, now.scoring.estimand):
+            found.pop("estimand", None)
+        found.pop("excess", None)
+        if now.scoring.estimand == "path" or now.scoring.excess:  # which have no drift to subtract
+            found.pop("drift", None)
+        for method in self.changes.get("methods", {}):
+            these = _differences(own.settings(method), now.settings(method))
+            found |= {f"{method}.{key}": value for key, value in these.items()}
+        if not found:
+            return None
+        name = "with-" + ",".join(f"{key}={value}" for key, value in sorted(found.items()))
+        plain = re.fullmatch(r"[A-Za-z0-9.,=_+-]{1,80}", name)
+        return name if plain else f"with-{digest(found)}"
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe whose locked sections are not those this run was made from."""
@@ -179,7 +220,8 @@ class Run:
         """Replace the editable sections of the recipe."""
         self.check(recipe)
         write_text(self.root / "recipe.yaml", recipe.to_yaml())
-        self.__dict__.pop("recipe", None)
+        for known in ("recipe", "stored_recipe", "set_apart"):
+            self.__dict__.pop(known, None)
 
     def path(self, *parts: str) -> Path:
         return self.root.joinpath(*parts)

@@ -11,11 +11,14 @@ import json
 import os
 import socket
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from guda.errors import GudaError
 from guda.files import alive, digest, temporary
+from guda.parsing import read_json
 from guda.run.run import Run
 
 
@@ -31,6 +34,7 @@ class Task:
     trains: bool = field(default=False, compare=False)  # trains a whole model: all processes of a launch share the work
     store: str | None = field(default=None, compare=False)  # leaves one network, packed so ("fp32": a whole copy)
     bytes: int = field(default=0, compare=False)  # what it leaves besides
+    changes: dict[str, Any] = field(default_factory=dict, compare=False)  # to the recipe, see Run.with_changes
 
     def done(self, run: Run) -> bool:
         return all(run.has(path) for path in self.makes)
@@ -51,6 +55,8 @@ class Task:
 def execute(root: str, task: Task, alone: bool = True) -> float:
     """Run one task in this process; returns its seconds. With `alone` false another process reports and records it."""
     run = Run.open(root)
+    if task.changes:
+        run = run.with_changes(task.changes)
     module, _, function = task.fn.partition(":")
     heartbeat = run.path(task.heartbeat)
     report_to(heartbeat if alone else None)
@@ -70,12 +76,12 @@ def execute(root: str, task: Task, alone: bool = True) -> float:
 
 
 def pending(run: Run, tasks: list[Task]) -> list[Task]:
-    """Tasks that are left to do, those that make the same files once."""
+    """Tasks that are left to do, those that make the same files once, with the run's changes to its recipe."""
     seen: set[tuple[str, ...]] = set()
     left = []
     for task in tasks:
         if task.makes not in seen and not task.done(run):
-            left.append(task)
+            left.append(replace(task, changes=run.changes) if run.changes else task)
         seen.add(task.makes)
     return left
 
@@ -100,20 +106,24 @@ def tick(done: int, total: int) -> None:
     if _heartbeat is None or now - _reported < INTERVAL:
         return
     _reported = now
-    _heartbeat.parent.mkdir(parents=True, exist_ok=True)
     tmp = temporary(_heartbeat)
     value = {"done": done, "total": total, "pid": os.getpid(), "host": socket.gethostname()}
-    tmp.write_text(json.dumps(value))
-    os.replace(tmp, _heartbeat)
+    with suppress(OSError):  # a full disk stops the work where it has something to keep, not here
+        try:
+            _heartbeat.parent.mkdir(parents=True, exist_ok=True)
+            tmp.write_text(json.dumps(value))
+            os.replace(tmp, _heartbeat)
+        finally:
+            tmp.unlink(missing_ok=True)
 
 
 def read_progress(file: Path) -> dict[str, int] | None:
     """The last report; None if there is none or its process is gone (kill -9 leaves the file behind)."""
     try:
-        value = json.loads(file.read_text())
+        value = read_json(file, limit=4096)
         here = value["host"] == socket.gethostname()
         return {k: int(value[k]) for k in ("done", "total")} if not here or alive(value["pid"]) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (GudaError, OSError, ValueError, KeyError, TypeError):
         return None
 
 

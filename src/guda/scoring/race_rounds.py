@@ -18,7 +18,7 @@ from guda.scoring.estimate import LEVEL
 from guda.scoring.race import Race, RaceResult, Screened, StopRule
 from guda.scoring.reference import Excess
 from guda.scoring.scorer import M, Scorer, Set, Shares, shard_name
-from guda.scoring.scores import Scores
+from guda.scoring.scores import RACED_TO, Scores
 from guda.scoring.terms import kl
 
 MAX_ROUNDS = 64
@@ -134,7 +134,7 @@ def _scores(
     bars = {"score": found.score, "stderr": found.stderr, "lo": found.lo, "hi": found.hi}
     bars = bars if less is None else less.widen(bars)
     return Scores(
-        estimand=f"{scorer.estimand}; raced to {rule.name}, intervals hold at every look"
+        estimand=f"{scorer.estimand}{RACED_TO}{rule.name}, intervals hold at every look"
         + ("" if less is None else less.suffix) + ("" if screened is None else screened.estimand),
         score=score, n_evals=networks * found.rounds * scorer.plan.evals_per_round, ranks=ranks,
         sign=(less.sign if less else None) or scorer.sign,

@@ -20,7 +20,8 @@ stricter.
 All of that is about the noise of scoring. Where answers were compared with retraining, each picture has an answer set
 that contains retraining's first group for 95 % of pictures (scoring/answer_set.py), whatever the reason for an error.
 Then the set decides who may be ahead: a group stands out if the set has no other, and several are `close`. Where
-answers were not compared, the verdict says so.
+answers were not compared, the verdict says so. Those of a race never were: the calibration's pictures are scored with
+all rounds, and a race stops as soon as its rule is met.
 """
 
 from __future__ import annotations
@@ -169,6 +170,8 @@ LABELS: dict[Kind, str] = {
 
 NOT_VALIDATED = "not validated against retraining"
 
+RACED = f"by a race, which stops early: scoring with all rounds may give another verdict; {NOT_VALIDATED}"
+
 NAMED = 3  # groups of a tie that are named; the others are counted
 
 
@@ -182,7 +185,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        return f"{self.headline} ({self.detail})"
+        return f"{self.headline} ({self.detail}{f'; {self.note}' if self.note else ''})"
 
 
 def verdict(
@@ -197,7 +200,7 @@ def verdict(
     if origin.foreign:
         return Verdict("foreign", "this model does not make such pictures", f"{_unlike(origin)}; no attribution")
     found = _by_scores(ranked, digits, floor)
-    return replace(found, note=note) if found.groups else found
+    return replace(found, note=note) if found.groups or note == RACED else found
 
 
 def _unlike(origin: Origin) -> str:

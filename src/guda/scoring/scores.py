@@ -18,7 +18,7 @@ import numpy as np
 from guda.errors import GudaError, NotFinite, suggestion
 from guda.files import read_table, write_table
 from guda.scoring.origin import UNKNOWN, Origin, origin_columns, read_origins
-from guda.scoring.reading import PATH_SIGN, SIGN, Reading, Verdict, direction, reading, value, verdict
+from guda.scoring.reading import PATH_SIGN, RACED, SIGN, Reading, Verdict, direction, reading, value, verdict
 from guda.table import decimals
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 TRAINING_COLUMNS = ("stderr_training", "predicted_lo", "predicted_hi", "answer")
 
 __all__ = ["PATH_SIGN", "SIGN", "GroupScore", "QueryScores", "Scores"]
+
+
+RACED_TO = "; raced to "  # in the estimand of scores that a race came to, before its stop rule
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,12 @@ class Scores:
                 f"{self.method}: the score of {self.groups[g]!r} for {self.queries[q]!r} is not a number",
             )
 
+    @property
+    def compared(self) -> str:
+        """How answers were compared with retraining, or that a race came to them, which never were; empty: not at
+        all."""
+        return RACED if RACED_TO in self.estimand else self.validation
+
     @cached_property
     def rank(self) -> np.ndarray:
         """1 = the group that mattered most; ties by group order."""
@@ -193,7 +202,7 @@ class Scores:
         q = self._place[at] if isinstance(at, str) else range(len(self))[at]
         ranked = sorted((self.cell(q, g) for g in range(len(self.groups))), key=lambda i: i.rank)
         origin = UNKNOWN if self.origins is None else self.origins[q]
-        return QueryScores(self.queries[q], tuple(ranked), self._digits, origin, self.validation)
+        return QueryScores(self.queries[q], tuple(ranked), self._digits, origin, self.compared)
 
     @cached_property
     def _digits(self) -> int:

@@ -7,19 +7,21 @@ from guda.steps.calibrate import calibrate
 from guda.steps.calibration import calibration_note
 from guda.steps.cluster import ClusterConfig, plan_cluster
 from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
-from guda.steps.fit import Engine, check_fitted, fit, fit_tasks, fitted_methods, local_engine, ray_engine, sample, train
+from guda.steps.fit import (
+    Engine,
+    check_fitted,
+    default_methods,
+    fit,
+    fit_tasks,
+    fitted_methods,
+    local_engine,
+    ray_engine,
+    sample,
+    train,
+)
 from guda.steps.function import evaluate_cross, evaluate_function
 from guda.steps.health import health, health_methods
-from guda.steps.init import (
-    change_groups,
-    change_queries,
-    change_scoring,
-    change_settings,
-    init,
-    parse_settings,
-    status,
-    update_settings,
-)
+from guda.steps.init import init, status
 from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_path
 from guda.steps.pairs import pairs, parse_pairs
 from guda.steps.partition import partition
@@ -42,6 +44,16 @@ from guda.steps.score import (
     watch,
 )
 from guda.steps.search_space import parse_space, read_space
+from guda.steps.settings import (
+    change_groups,
+    change_queries,
+    change_scoring,
+    change_settings,
+    override,
+    parse_settings,
+    set_values,
+    update_settings,
+)
 from guda.steps.tune import tune
 
 __all__ = [
@@ -61,6 +73,7 @@ __all__ = [
     "check_fitted",
     "choose_or_add_queries",
     "choose_queries",
+    "default_methods",
     "evals_per_picture",
     "evaluate",
     "evaluate_bands",
@@ -78,6 +91,7 @@ __all__ = [
     "likelihood_path",
     "local_engine",
     "outline",
+    "override",
     "pairs",
     "parse_pairs",
     "parse_settings",
@@ -100,6 +114,7 @@ __all__ = [
     "scored_methods",
     "scores_folder",
     "scores_path",
+    "set_values",
     "status",
     "train",
     "tune",

@@ -3,6 +3,7 @@
     name: lr
     method: retrack
     base: recipe                 # the run's own settings, or settings spelled out
+    settings: {schedule: cosine} # other than the base's, the same in every row; may be left out
     axes:                        # one axis: `axis:` and `values:` do
       - {axis: lr, values: [1.0e-4, 3.0e-4]}
       - {axis: k_nearest, values: {"10": 10, all: null}}        # with labels
@@ -54,6 +55,7 @@ class Ablation(Config):
     about: str = Field("", description="One sentence above the table.")
     method: str = Field(description="Method id.")
     base: Literal["recipe"] | dict[str, Any] = Field("recipe", description="Settings that are not swept.")
+    settings: dict[str, Any] = Field({}, description="Settings other than the base's, the same in every row.")
     axes: tuple[Axis, ...] = Field(min_length=1, description="What is swept, each axis by itself.")
 
     @model_validator(mode="before")
@@ -161,11 +163,11 @@ def _cells(trials: Trials, ablation: Ablation) -> tuple[dict[str, Any], list[Cel
             raise GudaError(
                 "ablation-settings-missing",
                 f"ablation {ablation.name} starts from the recipe's settings of {method}, and the recipe of {run.root} "
-                f"has none; fit it (guda fit {run.root} --method {method} --set ...), or spell out `base` in the file",
+                f"has none; name it (guda set {run.root} methods.{method}.KEY=VALUE), or spell out `base` in the file",
             )
-        base = run.recipe.methods[method]
+        base = run.recipe.methods[method] | ablation.settings
     else:
-        base = ablation.base
+        base = ablation.base | ablation.settings
     where = f"ablation {ablation.name}"
     middle = trials.method(method, base, f"{where}, base")
     cells = []

@@ -18,13 +18,12 @@ from guda.errors import GudaError, Mismatch
 from guda.files import atomic_folder, read_header, read_tensors
 from guda.methods.base import METHODS, get_method
 from guda.methods.elbo import has_counterfactuals
-from guda.methods.posterior import RULE
 from guda.methods.regroup import fitted_placebos, pair_files
 from guda.run.data import load_data
 from guda.run.models import architecture, load_model, model_digest, model_files, need_training
 from guda.run.run import Run
 from guda.unlearning.bank import FILES, Card, Counterfactual, dtype_text, full_bytes
-from guda.unlearning.rule import read_rule
+from guda.unlearning.rule import RULE, read_rule
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,8 @@ def _expected(run: Run) -> dict[str, str]:
         if method.unlearns:  # of a tree, the groups above
             names |= {method.file(group): group for group in method.nodes()}
         if null := fitted_placebos(method):
-            names |= {null.file(group): group for group in null.groups}
+            refs = [(r.counterfactual, g) for _, groups in null.sets() for g, r in groups.items()]
+            names |= {file: group for file, group in refs if file is not None}
     return names
 
 
@@ -81,10 +81,8 @@ def bank_list(run: Run) -> list[Stored]:
             if Path(file).name == RULE:
                 header, dtypes = read_header(run.path(file))
                 same = None if base is None else header["base"] == base
-                dtype = dtype_text(dtypes)
-                return Stored(
-                    header["method"], "(all)", "rule", None, dtype, size, size / full, same, file in used, file
-                )
+                dtype, group = dtype_text(dtypes), header.get("group", "(all)")
+                return Stored(header["method"], group, "rule", None, dtype, size, size / full, same, file in used, file)
             card = Card.read(run.path(file))
         except (GudaError, KeyError):  # `guda bank verify` says what is wrong with it
             return Stored("?", "?", "damaged", None, "?", size, size / full, False, file in used, file)

@@ -146,7 +146,7 @@ def calibrated(run: Run, found: Method, scores: Scores) -> Scores:
     return replace(scores, **changes)
 
 
-def calibration_note(run: Run, method: str, stop: str | None = None, band: str | None = None) -> str:
+def calibration_note(run: Run, method: str, band: str | None = None) -> str:
     """Why scores of a method carry no calibration."""
     state, _ = calibration_state(run, get_method(run, method))
     if state == "none":
@@ -157,7 +157,7 @@ def calibration_note(run: Run, method: str, stop: str | None = None, band: str |
             f"{NOT_VALIDATED}: {where} is of other settings, models or LOGO seeds; run: guda calibrate {run.root} "
             f"--method {method}"
         )
-    what = "a race" if stop is not None else "one band" if band is not None else "these scores"
+    what = "these scores" if band is None else "one band"
     return f"{NOT_VALIDATED}: the calibration is of whole scores by fixed rounds, not of {what}"
 
 

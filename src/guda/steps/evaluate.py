@@ -12,7 +12,7 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.attributable import Attributability, attributable
-from guda.evaluation.ceiling import Comparison, compare, query_noise_floor, stripped_null
+from guda.evaluation.ceiling import CEILING, Comparison, compare, query_noise_floor, stripped_null
 from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.results import NULL, Cost, DatasetEntry, GroupAverage, dataset_entry
 from guda.evaluation.tables import separation
@@ -33,9 +33,9 @@ from guda.steps.calibrate import calibrate
 from guda.steps.calibration import calibration_state
 from guda.steps.fit import Engine, fit_tasks, ready
 from guda.steps.health import health
-from guda.steps.init import change_scoring
 from guda.steps.queries import tuned_on
 from guda.steps.score import parse_bands, placebo_null, publish, score, scored_methods, scores_folder, up_to_date
+from guda.steps.settings import override
 
 
 def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> DatasetEntry:
@@ -54,11 +54,13 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
     tuned = set(tuned_on(run, queries))
     if flattered := [m.method_id for m in methods if tuned & {m.method_id, *m.parts()}]:
         notes.append(f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter.")
+    answered, spoken = _answered(run, gold, {m.method_id: scores[m.method_id] for m in methods})
+    notes += spoken
     trust: dict[str, float] = {}
     if bands is None:
         trust = _trust(run, queries, oracle, gold, {m.method_id: scores[m.method_id] for m in methods})
     found = replace(found, note=" ".join(notes + _held(trust)))
-    costs, figures = {}, trust | _null(run, gold)
+    costs, figures = {}, answered | trust | _null(run, gold)
     for method in [*methods, oracle]:
         m = method.method_id
         costs[m] = method_cost(run, name, method)
@@ -82,7 +84,7 @@ def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> 
         write_json(scores_folder(run, name, bands.slug) / "evaluation.json", value)
         return entry
     write_json(scores_folder(run, name) / "evaluation.json", value)
-    if own:
+    if own and not run.changes:
         write_json(run.path("evaluation.json"), value)
     return entry
 
@@ -109,6 +111,28 @@ def _trust(
         figure = bootstrap_mean(values, config.resamples, config.seed)
         figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
     return figures
+
+
+def _answered(run: Run, gold: np.ndarray, scores: dict[str, Scores]) -> tuple[dict[str, float], list[str]]:
+    """Top-1 on the pictures that get an answer: the table counts every picture, also those whose verdict is that the
+    model does not make them, for which no group is named. Nothing where there are no such pictures."""
+    origins = next((s.origins for s in scores.values()), None)
+    kept = np.array([not o.foreign for o in origins or ()], bool)
+    if kept.all() or kept.sum() < 2:
+        return {}, []
+    found = _compare(run, gold[:, kept], {m: s.score[kept] for m, s in scores.items()})
+    rows = {m: row.intervals["top1"] for m, row in found.methods.items()}
+    if found.ceiling is not None:
+        rows[CEILING] = found.ceiling.intervals["top1"]
+    figures = {"answered": float(kept.sum())}
+    for m, figure in rows.items():
+        name = f"top1_answered.{m}"
+        figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
+    told = ", ".join(f"{m} {figure.mean:.1%}".replace("%", " %") for m, figure in rows.items())
+    return figures, [
+        f"The table counts all {len(kept)} pictures, also {len(kept) - int(kept.sum())} foreign ones, which get no "
+        f"answer. Top-1 on the other {int(kept.sum())}: {told}."
+    ]
 
 
 def _null(run: Run, gold: np.ndarray) -> dict[str, float]:
@@ -216,15 +240,21 @@ def _checked(run: Run, name: str) -> tuple[Queries, ElboMethod, list[Method]]:
         known = ", ".join(METHODS)
         raise GudaError("method-unknown", f"evaluation.reference = {config.reference!r} is no method; known: {known}")
     queries = load_queries(run, name)
-    methods = [get_method(run, m) for m in scored_methods(run, name) if m != config.against]
+    names = scored_methods(run, name)
+    if run.changes:  # what the recipe's settings have scored may be there by these as well
+        own = scored_methods(Run(run.root, run.info, run.address), name)
+        names += [m for m in own if m not in names and up_to_date(run, queries, get_method(run, m))]
+    methods = [get_method(run, m) for m in names if m != config.against]
     for found in [oracle, *methods]:
         # settings may have been edited since: only terms under the present settings' names count
         if not up_to_date(run, queries, found):
             m = found.method_id
+            why = f"methods are compared with {m}, and there are no" if found.oracle else f"there are no {m}"
+            fit = "" if found.fitted() else f"guda fit {run.root} --method {m} && "
             raise GudaError(
                 "scores-missing",
-                f"no {m} scores of {name!r} by the recipe's present settings; run: guda fit {run.root} --method {m}, "
-                f"then guda score {run.root} --queries {name} --method {m}",
+                f"{why} scores of {name!r} by the recipe's present settings; run: "
+                f"{fit}guda score {run.root} --queries {name} --method {m}",
             )
     return queries, oracle, methods
 
@@ -255,9 +285,8 @@ def pipeline(run: Run, engine: Engine) -> DatasetEntry:
     return evaluate(run, name)
 
 
-# ---- Under another estimand, beside the run's own: path divergence, in excess of the average picture. Tasks read the
-# recipe from the run folder, so its scoring section is changed while they run and restored afterwards. The scores and
-# their evaluation go to folders of their own; the run's evaluation.json stays.
+# ---- Under another estimand, beside the run's own: path divergence, in excess of the average picture. The
+# scores and their evaluation go to folders of their own; the recipe and the run's evaluation.json stay.
 OTHER = {"estimand": "path", "excess": True, "drift": "keep"}
 
 FOLDER = "path-excess"
@@ -271,13 +300,9 @@ def path_methods(run: Run) -> list[str]:
 
 def evaluate_by_path(run: Run, name: str, engine: Engine) -> DatasetEntry:
     """Score one query set under the other estimand, by the same methods, and compare with the oracle's own."""
-    before = run.recipe
-    change_scoring(run, **OTHER)
-    try:
-        score(run, name, path_methods(run), engine)
-        return evaluate(run, name, own=False)
-    finally:
-        run.update(before)
+    other = override(run, scoring=OTHER)
+    score(other, name, path_methods(other), engine)
+    return evaluate(other, name, own=False)
 
 
 def path_evaluation(run: Run, name: str) -> Path:

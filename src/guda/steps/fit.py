@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from guda.diffusion import distributed
@@ -9,12 +10,13 @@ from guda.engine.loop import Watcher
 from guda.engine.processes import Workers, run_tasks
 from guda.engine.ray import RayOptions, RayWorkers, import_ray, run_on_ray
 from guda.errors import GudaError
+from guda.memory import check_memory
 from guda.methods.base import METHODS, get_method
 from guda.methods.regroup import placebos_of, takes_placebos
-from guda.run.data import load_prompts, prompt_files
+from guda.run.data import load_data, load_prompts, prompt_files
 from guda.run.models import full_name, full_tasks, need_training
 from guda.run.run import Run
-from guda.run.samples import collect_samples, sample_tasks
+from guda.run.samples import collect_samples, query_count, sample_tasks
 from guda.run.task import Task, pending
 
 Engine = Callable[[Run, list[Task], str], int]
@@ -36,7 +38,7 @@ def ray_engine(options: RayOptions, watch: Callable[[str], Watcher] | None = Non
         raise GudaError(
             "ray-under-launch", "--engine ray starts its own processes; run guda by itself, not under accelerate launch"
         )
-    import_ray()  # fails early where Ray is not installed
+    import_ray(options.where)  # fails early where Ray is not installed
     pool = RayWorkers(options)
 
     def engine(run: Run, tasks: list[Task], title: str) -> int:
@@ -89,8 +91,17 @@ def fit(run: Run, methods: Sequence[str], engine: Engine, placebos: int = 0) -> 
 
 def sample(run: Run, engine: Engine) -> str:
     """Draw the recipe's query set from the run's model; returns its name."""
+    n = query_count(run, run.recipe.queries)
+    check_memory(n * math.prod(load_data(run).shape), f"{n:,} pictures", "draw fewer")
     engine(run, ready(run, base_tasks(run) + sample_tasks(run, run.recipe.queries)), "sample")
     return collect_samples(run, run.recipe.queries)
+
+
+def default_methods(run: Run) -> tuple[list[str], list[str]]:
+    """(what `guda fit` fits, what it leaves out): an oracle retrains the model for every group, so it is fitted when it
+    is asked for by name."""
+    oracles = [name for name in run.recipe.methods if METHODS.find(name).oracle]
+    return [name for name in run.recipe.methods if name not in oracles], oracles
 
 
 def fitted_methods(run: Run) -> list[str]:
@@ -108,6 +119,16 @@ def _set(run: Run, name: str) -> bool:
 def check_fitted(run: Run, methods: Sequence[str]) -> None:
     for name in methods:
         if not get_method(run, name).fitted():
-            raise GudaError(
-                "method-not-fitted", f"{name} is not fitted in {run.root}; run: guda fit {run.root} --method {name}"
-            )
+            raise GudaError("method-not-fitted", f"{name} is not fitted in {run.root}{_fit_hint(run, name)}")
+
+
+def _fit_hint(run: Run, name: str) -> str:
+    fix = f"run: guda fit {run.root} --method {name}"
+    if run.changes:
+        return f" with these options; {fix} with the same options"
+    if not any(run.path("artifacts").glob(f"{name}-*")):
+        return f"; {fix}"
+    return (
+        f" with the recipe's settings, only with others; {fix}, or score with the options that it was fitted with "
+        f"(--set, --groups), or make them the run's: guda set {run.root} methods.{name}.KEY=VALUE"
+    )

@@ -11,8 +11,8 @@ from guda.methods.reference import reference, reference_tasks
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.steps.fit import Engine, check_fitted, fitted_methods
-from guda.steps.init import change_scoring
 from guda.steps.score import prepared
+from guda.steps.settings import override
 
 
 def health_methods(run: Run) -> list[str]:
@@ -27,10 +27,10 @@ def health_methods(run: Run) -> list[str]:
 def health(run: Run, methods: Sequence[str], engine: Engine, n: int | None = None) -> dict[str, Health]:
     """Leakage matrix and drift of each method, also written to health/<artifact>.json; see methods/health.py.
 
-    `n`: training images of each group, kept in the recipe."""
+    `n`: training images of each group; default: the recipe's."""
+    run = override(run, scoring={} if n is None else {"reference": n})
     chosen = [check_health(get_method(run, m)) for m in methods]
     check_fitted(run, methods)
-    change_scoring(run, reference=n)
     images = reference(run)
 
     def work() -> dict[str, Health]:

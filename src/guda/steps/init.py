@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from guda.config import parse_config
 from guda.data.images import ImageData
-from guda.data.sources import SOURCES, load_source
+from guda.data.sources import SOURCES, load_source, load_test_split
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import build_denoiser
+from guda.diffusion.validation import DRAWS
 from guda.errors import GudaError
 from guda.files import atomic_folder
 from guda.methods.base import METHODS, get_method
 from guda.methods.terms import load_queries
-from guda.run.data import load_data
-from guda.run.models import full_name, need_training, run_schedule
+from guda.run.data import TEST, load_data
+from guda.run.models import full_name, need_training
 from guda.run.recipe import Recipe
 from guda.run.run import Run, here, writable
 from guda.run.task import read_progress
@@ -58,9 +60,12 @@ def init(
     elif root.exists() and any(p.name not in ("data", "recipe.yaml") and p.name[0] != "." for p in root.iterdir()):
         raise GudaError("run-folder-taken", f"{root} exists and is not a run folder; choose another name")
     writable(root)
+    held_out: ImageData | None = None
     if data is None:
         options = recipe.data.model_dump()
         data = load_source(options.pop("source"), **options)
+        if recipe.training is not None and not Run.exists(root):
+            held_out = load_test_split(recipe.data, -(-DRAWS // len(data.groups)))
     data.groups.check_rest()
     data.groups.check_apart([data.groups.index(name) for name in recipe.scoring.groups or ()])
     model = _check_model(recipe, data, model)
@@ -77,10 +82,28 @@ def init(
         if not keep_edits:
             run.update(recipe)
         return run
-    if model is not None:
-        _save_model(model, recipe, root)
-    data.save(root / "data")
-    return Run.create(address, recipe, lock)
+    with _all_or_nothing(root):
+        if model is not None:
+            _save_model(model, recipe, root)
+        data.save(root / "data")
+        if held_out is not None and held_out.shape == data.shape:
+            held_out.save(root.joinpath(*TEST))
+        return Run.create(address, recipe, lock)
+
+
+@contextmanager
+def _all_or_nothing(root: Path) -> Iterator[None]:
+    """On an error (a full disk), remove what was added to the folder; a folder that was not there, altogether."""
+    there = root.exists()
+    before = {p.name for p in root.iterdir()} if there else set()
+    try:
+        yield
+    except Exception:
+        for path in [p for p in root.iterdir() if p.name not in before] if root.exists() else []:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        if not there and root.exists():
+            root.rmdir()
+        raise
 
 
 def _absolute(recipe: Recipe) -> Recipe:
@@ -183,6 +206,11 @@ def _try(model: Denoiser, where: str) -> None:
             "image-size-unsupported",
             f"{where}: the network cannot run on {size} images ({reason}); give another --size",
         ) from None
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as e:
+        raise GudaError(
+            "model-cannot-run",
+            f"{where}: the network cannot run ({type(e).__name__}: {e}); correct the value in its config.json",
+        ) from None
 
 
 def status(run: Run) -> dict[str, Any]:
@@ -209,94 +237,3 @@ def status(run: Run) -> dict[str, Any]:
         "reports": [str(p) for p in sorted(run.path(".").glob("report*.html"))],
         "versions": run.info["versions"],
     }
-
-
-def change_settings(run: Run, methods: Sequence[str], settings: Sequence[str]) -> None:
-    """`key=value` settings of one method, kept in the run's recipe; what it makes gets a name of its own."""
-    if len(methods) != 1:
-        raise GudaError("set-method-ambiguous", "--set changes one method: give exactly one --method")
-    update_settings(run, methods[0], parse_settings(settings))
-
-
-def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """`key=value` texts of --set, the values as YAML."""
-    import yaml
-
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise GudaError("set-syntax-invalid", f"--set {text!r}: write key=value")
-        try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise GudaError("set-not-yaml", f"--set {text!r}: the value is not valid YAML") from None
-    return found
-
-
-def update_settings(run: Run, method: str, changes: Mapping[str, Any]) -> None:
-    """Settings of one method as values, kept in the run's recipe."""
-    recipe = run.recipe.model_dump(mode="json")
-    recipe["methods"][method] = run.recipe.settings(method) | dict(changes)
-    _update(run, recipe, method)
-
-
-def change_scoring(run: Run, **changes: Any) -> None:
-    """Settings of the `scoring` section, kept in the run's recipe; finished terms stay under their own names."""
-    given = {k: v for k, v in changes.items() if v is not None}
-    if given:
-        value = run.recipe.model_dump(mode="json")
-        value["scoring"] |= given
-        recipe = Recipe.from_dict(value, "the changed recipe")
-        schedule = run_schedule(run)
-        make_plan(schedule, recipe.scoring, prior_density(schedule))
-        run.update(recipe)
-
-
-def change_groups(run: Run, text: str | None) -> None:
-    """`--groups a,b`: which groups are fitted and scored, kept in the run's recipe; `level:N` of a tree: those of that
-    depth; `all` undoes it."""
-    if text is None:
-        return
-    known = load_data(run).groups
-    names = None if text == "all" else [name.strip() for name in text.split(",")]
-    if names is not None and (level := re.fullmatch(r"level:(\d+)", text)):
-        levels = known.levels(known.leaves)
-        if not 1 <= int(level[1]) <= len(levels):
-            raise GudaError("group-level-unknown", f"--groups {text}: the groups have levels 1 to {len(levels)}")
-        names = [known.names[k] for k in levels[int(level[1]) - 1]]
-    if names is not None:
-        known.check_apart([known.index(name) for name in names])  # refuses an unknown one, naming those there are
-        if len(set(names)) < 2:
-            raise GudaError(
-                "groups-too-few", f"--groups {text!r}: attribution compares groups; give at least two, or `all`"
-            )
-    value = run.recipe.model_dump(mode="json")
-    value["scoring"]["groups"] = names
-    run.update(Recipe.from_dict(value, "the changed recipe"))
-
-
-def change_queries(run: Run, **changes: Any) -> None:
-    """Settings of the `queries` section, kept in the run's recipe."""
-    given = {k: v for k, v in changes.items() if v is not None}
-    prompted = run.recipe.prompts is not None
-    if prompted and "n" in given:
-        raise GudaError(
-            "sample-count-unsupported",
-            "a text-to-image run draws one picture per object and style: give --objects instead of -n",
-        )
-    if not prompted and "objects" in given:
-        raise GudaError("sample-objects-unsupported", "--objects is for text-to-image runs; give -n")
-    if given:
-        value = run.recipe.model_dump(mode="json")
-        value["queries"] |= given
-        _update(run, value)
-
-
-def _update(run: Run, value: dict[str, Any], method: str | None = None) -> None:
-    recipe = Recipe.from_dict(value, "the changed recipe")
-    if method is not None:
-        trial = Run(run.root, run.info)
-        trial.__dict__["recipe"] = recipe
-        get_method(trial, method)  # refuses an unknown method or setting before anything is written
-    run.update(recipe)

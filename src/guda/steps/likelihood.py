@@ -27,7 +27,7 @@ from guda.evaluation.intervals import Figure, bootstrap_mean, percentile_interva
 from guda.evaluation.metrics import LABELS, checked, ndcg3_linear, top1
 from guda.evaluation.results import Cost, DatasetEntry, dataset_entry, read_file
 from guda.evaluation.tables import comparison, figures, separation
-from guda.files import write_json, write_text
+from guda.files import digest, write_json, write_text
 from guda.methods.base import Method, get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals, run_oracle
 from guda.methods.likelihood import (
@@ -42,7 +42,6 @@ from guda.methods.likelihood import (
     solved,
 )
 from guda.methods.terms import load_queries
-from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.scoring.reference import SUBTRACTED
@@ -50,6 +49,8 @@ from guda.scoring.scores import Scores
 from guda.steps.evaluate import method_cost, stage_seconds
 from guda.steps.fit import Engine, check_fitted
 from guda.steps.score import scored_methods, up_to_date
+from guda.steps.settings import checked as checked_settings
+from guda.steps.settings import keep
 from guda.table import Table
 
 Array = NDArray[np.float64]
@@ -168,24 +169,23 @@ def likelihood(
 ) -> LikelihoodFile:
     """Delta log p of each method (default: of all that are scored and have it), written to
     scores/<set>/likelihood/<method>.parquet, and compared with delta ELBO on the same queries: evaluation.json and .md
-    there. `changes`: settings of the recipe's section `likelihood`, kept."""
+    there. `changes`: settings of the recipe's section `likelihood`, written into it (`override` is for one call)."""
     scoring = run.recipe.scoring
     if scoring.estimand == "path" or scoring.excess:
         raise GudaError(
             "likelihood-estimand-unsupported",
-            f"log p is compared with ELBO differences; score with: guda score {run.root} --estimand elbo --no-excess",
+            "log p is compared with ELBO differences; score with these: guda set "
+            f"{run.root} scoring.estimand=elbo scoring.excess=false, then guda score {run.root}",
         )
-    value = run.recipe.model_dump(mode="json")
     given = {k: v for k, v in changes.items() if v is not None}
-    recipe = Recipe.from_dict(value | {"likelihood": value["likelihood"] | given}, "the changed recipe")
-    if recipe.likelihood.solver == "adaptive":
+    if checked_settings(run, {"likelihood": given}).recipe.likelihood.solver == "adaptive":
         from guda.diffusion.likelihood import need_torchdiffeq
 
         need_torchdiffeq()
     queries = load_queries(run, name)
     chosen = _chosen(run, queries, methods)
     if given:
-        run.update(recipe)
+        keep(run, {"likelihood": given})
     some = asked_queries(run, queries)
     tasks: list[Task] = []
     planned: set[str] = set()
@@ -219,7 +219,9 @@ def _chosen(run: Run, queries: Queries, methods: Sequence[str] | None) -> list[E
 
 
 def likelihood_path(run: Run, queries: str, file: str) -> Path:
-    return run.path("scores", queries, VARIANT, file)
+    own = run.stored_recipe.likelihood
+    other = "" if run.recipe.likelihood == own else f"-{digest(run.recipe.likelihood.model_dump(mode='json'), 8)}"
+    return run.path("scores", queries, *([run.set_apart] if run.set_apart else []), f"{VARIANT}{other}", file)
 
 
 def evaluate_likelihood(run: Run, name: str) -> LikelihoodFile:

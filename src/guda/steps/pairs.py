@@ -29,7 +29,7 @@ from guda.evaluation.tables import GIVEN, figure, seed_count
 from guda.files import write_json, write_text
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod, Reader, has_counterfactuals, run_oracle
-from guda.methods.regroup import Pair, in_order, joined, pair_name, pairs_of
+from guda.methods.regroup import Pair, in_order, joined, pair_name, pairs_of, takes_pairs
 from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
 from guda.run.plan import run_plan
@@ -198,7 +198,7 @@ def pairs(run: Run, name: str, asked: Sequence[Pair], methods: Sequence[str] | N
     queries = load_queries(run, name)
     oracle = run_oracle(run) if run.recipe.training is not None else None
     if methods is None:
-        methods = [m for m in scored_methods(run, name) if get_method(run, m).regroupable]
+        methods = [m for m in scored_methods(run, name) if takes_pairs(get_method(run, m))]
     chosen = [m for m in map(partial(get_method, run), dict.fromkeys(methods)) if not m.oracle]
     doubles = [pairs_of(m, asked) for m in [*([] if oracle is None else [oracle]), *chosen]]
     singles = [m for m in [*([] if oracle is None else [oracle]), *chosen] if has_counterfactuals(m)]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from guda.data.queries import Queries
 from guda.data.sources import known_size
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.loading import build_network, make_scheduler
@@ -30,12 +31,13 @@ from guda.files import read_json
 from guda.methods.base import get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.origin import comes_free, draws_samples, origins_asked, own_samples, term_tasks
+from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
 from guda.run.models import architecture
 from guda.run.plan import needs_pilot, pilot_file, run_settings
 from guda.run.recipe import Recipe
 from guda.run.run import Run
-from guda.run.samples import has_samples, query_count, sample_tasks
+from guda.run.samples import has_samples, query_count, sample_tasks, set_name
 from guda.run.sketch import ONE, Sketch, blank_data
 from guda.run.task import Task, pending
 from guda.scoring.plan import seconds_per_block
@@ -88,7 +90,8 @@ def stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> list[Stage
     """What is left to do. Work that several methods share (the halves of a hybrid, gradients of the same network)
     counts where it is needed first; evaluations of the full model count for every method."""
     made: set[str] = set()
-    averaged: set[str] = set()  # the same of the average picture, whose parts are listed as those of a query
+    scored: set[str] = set()  # the same of a query set that is there
+    averaged: set[str] = set()  # and of the average picture, whose parts are listed as those of a query
 
     def new(tasks: list[Task], made: set[str] = made) -> list[Task]:
         found = [t for t in pending(sketch, tasks) if not made.issuperset(t.makes)]
@@ -109,7 +112,9 @@ def stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> list[Stage
             known = _average_tasks(sketch, name)
             tasks, times = (score, _samples(sketch, n_queries)) if known is None else (known, 1)
             rows.append(Stage(f"score the average picture by {name}", new(tasks, averaged), times))
-        rows.append(Stage(f"score {n_queries} queries by {name}", new(score), n_queries))
+        left = _left_to_score(sketch, name, n_queries)
+        what = f"score {n_queries} queries by {name}"
+        rows.append(Stage(what, new(score), n_queries) if left is None else Stage(what, new(left, scored)))
     rows += _origin_stages(sketch, methods, n_queries)
     drawn_for = "the average picture" if sketch.excess else "comparison with the queries"
     wanted = sketch.excess or (origins_asked(sketch) and draws_samples(sketch))
@@ -126,13 +131,35 @@ def _origin_stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> li
         return []
     if comes_free(sketch, [get_method(sketch, name) for name in methods]):
         return []
-    rows = [Stage(f"check where {n_queries} queries come from", term_tasks(sketch, ONE), n_queries)]
+    queries = _drawn(sketch, n_queries)
+    what = f"check where {n_queries} queries come from"
+    rows = [Stage(what, term_tasks(sketch, ONE), n_queries)]
+    if queries is not None and sketch.of is not None:
+        rows = [Stage(what, pending(sketch.of, term_tasks(sketch.of, queries)))]
     if sketch.of is None:  # the queries are the samples
         return rows
     own = own_samples(sketch.of)
     left = pending(sketch, term_tasks(sketch, ONE if own is None else own))
     times = _samples(sketch, n_queries) if own is None else 1
     return [*rows, *([Stage("full model on the samples compared with", left, times)] if left else [])]
+
+
+def _drawn(sketch: Sketch, n_queries: int) -> Queries | None:
+    """The recipe's query set, where it is drawn and is what is planned for."""
+    run = sketch.of
+    if run is None or needs_pilot(run) or (name := set_name(run, run.recipe.queries)) not in run.query_sets():
+        return None
+    found = load_queries(run, name)
+    return found if found.n == n_queries else None
+
+
+def _left_to_score(sketch: Sketch, name: str, n_queries: int) -> list[Task] | None:
+    """What is left of scoring that query set by a method; None where it is not drawn or the models are not there."""
+    queries, run = _drawn(sketch, n_queries), sketch.of
+    if queries is None or run is None:
+        return None
+    method = get_method(run, name)
+    return pending(run, method.score(queries, set())) if method.fitted() else None
 
 
 def _samples(sketch: Sketch, n_queries: int) -> int:

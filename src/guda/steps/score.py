@@ -277,6 +277,8 @@ def scores_folder(run: Run, queries: str, variant: str | None = None) -> Path:
     """Scores of different estimands lie apart. `variant`: the stop rule or the bands, if not the recipe's rounds."""
     scoring = run.recipe.scoring
     folder = run.path("scores", queries)
+    if run.set_apart is not None:  # by options of one command that are not the recipe's
+        folder /= run.set_apart
     if scoring.estimand == "path" or scoring.excess:
         folder /= scoring.estimand + ("-excess" if scoring.excess else "")
     return folder if variant is None else folder / variant

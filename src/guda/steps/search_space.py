@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from guda import parsing
 from guda.config import parse_config
 from guda.errors import GudaError
 from guda.files import canonical
@@ -119,11 +118,11 @@ def parse_space(text: str) -> Space:
 def read_space(path: Path) -> Space:
     """`--space`: a YAML mapping of settings to `low..high`, `{low: .., high: ..}` or a list."""
     try:
-        value = yaml.safe_load(path.read_text())
+        value = parsing.read_yaml(path)
     except OSError:
         raise GudaError("space-file-missing", f"--space {path}: no such file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise GudaError("space-not-yaml", f"--space {path} is not valid YAML: {str(e).splitlines()[0]}") from None
+    except parsing.ParseError as e:
+        raise GudaError("space-not-yaml", f"--space {path} is not valid YAML: {e}") from None
     if not isinstance(value, dict) or not value:
         raise GudaError("space-layout-invalid", f"--space {path}: write one line per setting, e.g. lr: 1e-5..1e-3")
     return {str(k): _dimension(v, f"--space {path}: {k}") for k, v in value.items()}
@@ -139,8 +138,8 @@ def _dimension(value: Any, where: str) -> Range | Choice:
             low, _, high = value.partition("..")
             return _range(low.strip(), high.strip(), where)
         try:
-            return _choice([_number(yaml.safe_load(v)) for v in value.split("|")], where)
-        except yaml.YAMLError:
+            return _choice([_number(parsing.parse_yaml(v)) for v in value.split("|")], where)
+        except parsing.ParseError:
             raise GudaError("space-not-yaml", f"{where}: the value is not valid YAML") from None
     if value is None or isinstance(value, dict):
         raise GudaError("search-range-invalid", f"{where}: write low..high, or a list of values")

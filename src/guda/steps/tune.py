@@ -37,10 +37,10 @@ from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
 from guda.steps.fit import Engine, base_tasks
-from guda.steps.init import update_settings
 from guda.steps.queries import refuse_shared, tuning_queries
 from guda.steps.search_space import Space, check_space, default_space
 from guda.steps.setting_trial import Trials, fitted_oracle, method_class
+from guda.steps.settings import update_settings
 
 SEED = 0  # of the groups and of the sampler
 

@@ -5,6 +5,7 @@
 or, in eps, eps_full + (a/s)(m_full - m_-k): the posterior shift (operators/shift.py), added at scoring time instead of
 being trained into a network. One evaluation of the full model and of the density serves every group. One safetensors
 file holds the rule of all groups; a density of the images themselves holds no numbers, they are read from the run.
+The rule of any other set of images is a file of its own, which has one member, number 0.
 
 The optimal denoiser of a density that is a mixture over groups, and how it changes when a group is removed.
 
@@ -19,7 +20,11 @@ densities:
 
     ImageDensity      the training images themselves, optionally widened by `bandwidth` (a kernel density): what a
                       network that memorised would do. At low noise one image takes all the weight.
-    GaussianDensity   a few Gaussians per group (gaussians.py): what a network that generalises does at low noise.
+    GaussianDensity   a few Gaussians per group: what a network that generalises does at low noise.
+
+Any other set of images R is removed the same way from the images. A Gaussian that lost some of its images is fitted
+again to those that are left, with the same assignment of images to Gaussians and the same pooled covariance
+(GaussianRemoval); one that lost them all is dropped. Where R is a group of a partition, that is the group's own change.
 """
 
 from __future__ import annotations
@@ -45,13 +50,26 @@ from guda.files import digest, read_tensors, write_tensors
 from guda.unlearning.bank import Bank, Counterfactual
 from guda.unlearning.unlearn import window_range
 
+RULE = "rule.safetensors"  # every rule's file is called so
+
+LEFT = "left."  # begins the names of tensors of what is left once images are removed
+
 CHUNK = 8192  # images converted to float64 at a time
 
 
-class Density(ABC):
+class Removal(ABC):
+    """How the optimal denoiser changes when images are removed."""
+
+    schedule: Schedule
+
+    @abstractmethod
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """By how much the posterior mean of x_0 moves without each of G sets of images, [G, *x_t.shape]."""
+
+
+class Density(Removal):
     owner: torch.Tensor  # int64 [M]: the atom of each component
     made_of: torch.Tensor  # bool [atoms, groups]
-    schedule: Schedule
 
     @abstractmethod
     def components(self, flat: torch.Tensor, a: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,12 +155,13 @@ LARGEST = 4096  # dims; a component keeps its eigenvectors, dims^2 numbers
 
 def fit_gaussians(
     x0: np.ndarray, labels: np.ndarray, components: int, shrink: float, floor: float, seed: int,
-    homes: np.ndarray | None = None,
+    homes: np.ndarray | None = None, removed: np.ndarray | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Means, eigenvectors, eigenvalues, log shares and owners, as named tensors for a safetensors file.
 
     `labels`: the atom of each image; `homes`: the group it is counted under, default its atom. "gaussian": which of the
-    Gaussians each component is, where some share one."""
+    Gaussians each component is, where some share one. `removed`: images (numbers) that Gaussians are fitted without;
+    which images are in which Gaussian, and the covariance that all share, are still those of all images."""
     flat = np.asarray(x0, np.float64).reshape(len(x0), -1)
     if flat.shape[1] > LARGEST:
         raise GudaError(
@@ -151,7 +170,7 @@ def fit_gaussians(
         )
     homes = labels if homes is None else homes
     parts: list[np.ndarray] = []  # of the images, one per Gaussian
-    own: list[tuple[int, int, int]] = []  # components: (owner, Gaussian, images)
+    own: list[tuple[int, int, np.ndarray]] = []  # components: (owner, Gaussian, images)
     lent: dict[int, int] = {}  # home -> the Gaussian of all its images
     for k in range(int(labels.max()) + 1):
         members = np.flatnonzero(labels == k)
@@ -160,12 +179,14 @@ def fit_gaussians(
             if (number := int(homes[members[0]])) not in lent:
                 lent[number] = len(parts)
                 parts.append(home)
-            own.append((k, lent[number], len(members)))
+            own.append((k, lent[number], members))
         else:
             for p in _clusters(flat, members, components, seed):
-                own.append((k, len(parts), len(p)))
+                own.append((k, len(parts), p))
                 parts.append(p)
     pooled = sum(_scatter(flat[p]) for p in parts) / sum(map(len, parts))
+    if removed is not None:
+        parts, own = _without(parts, own, removed)
     mu, vectors, values = [], [], []
     for p in parts:
         covariance = (1 - shrink) * _scatter(flat[p]) / len(p) + shrink * pooled + floor * np.eye(flat.shape[1])
@@ -177,10 +198,20 @@ def fit_gaussians(
         "mean": torch.from_numpy(np.stack(mu).astype(np.float32)),
         "vectors": torch.from_numpy(np.stack(vectors).astype(np.float32)),
         "values": torch.from_numpy(np.stack(values)),
-        "log_share": torch.from_numpy(np.log([n / len(flat) for _, _, n in own])),
+        "log_share": torch.from_numpy(np.log([len(members) / len(flat) for _, _, members in own])),
         "owner": torch.from_numpy(np.array([owner for owner, _, _ in own])),
         **({"gaussian": torch.from_numpy(np.array([g for _, g, _ in own]))} if lent else {}),
     }
+
+
+def _without(
+    parts: list[np.ndarray], own: list[tuple[int, int, np.ndarray]], removed: np.ndarray
+) -> tuple[list[np.ndarray], list[tuple[int, int, np.ndarray]]]:
+    """Gaussians and components less some images; those without any image are dropped."""
+    left = [np.setdiff1d(p, removed) for p in parts]
+    number = np.cumsum([len(p) > 0 for p in left]) - 1
+    kept = [(owner, int(number[g]), np.setdiff1d(members, removed)) for owner, g, members in own]
+    return [p for p in left if len(p)], [c for c in kept if len(c[2])]
 
 
 def _scatter(x: np.ndarray) -> np.ndarray:
@@ -221,6 +252,23 @@ class GaussianDensity(Density):
             logs, found = logs[:, self.gaussian], found[self.gaussian]
         return self.log_share + logs, found
 
+    def posterior_mean(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """Of x_0 given x_t, [B, D]."""
+        flat = x_t.flatten(1)
+        log_w, means = self.components(flat, *self.schedule.coefficients(t, flat.double()))
+        return torch.einsum("bm,mbd->bd", log_w.softmax(dim=1).to(means), means)
+
+
+class GaussianRemoval(Removal):
+    """From the density of all images to that of those that are left."""
+
+    def __init__(self, every: GaussianDensity, left: GaussianDensity) -> None:
+        self.every, self.left, self.schedule = every, left, every.schedule
+
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        found = self.left.posterior_mean(x_t, t) - self.every.posterior_mean(x_t, t)
+        return found.reshape(1, *x_t.shape).to(x_t.dtype)
+
 
 class RuleConfig(Config):
     density: Literal["gaussians", "images"] = Field(
@@ -245,21 +293,34 @@ def refuse_conditional(base: Denoiser) -> None:
         )
 
 
-def fit_rule(base: Denoiser, data: ImageData, config: RuleConfig) -> dict[str, torch.Tensor]:
-    """What the rule's file holds."""
+def fit_rule(
+    base: Denoiser, data: ImageData, config: RuleConfig, removed: np.ndarray | None = None
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """What the rule's file holds. `removed`: images (numbers) that are taken out instead of the data's groups."""
     refuse_conditional(base)
+    which = {} if removed is None else {"removed": torch.from_numpy(np.asarray(removed, np.int64))}
     if config.density == "images":
-        return {"groups": torch.arange(len(data.groups))}
+        return which or {"groups": torch.arange(len(data.groups))}
     x0 = base.encode(data.images).numpy()
-    atoms, homes = data.groups.atoms[0], data.groups.homes
-    return fit_gaussians(x0, atoms, config.components, config.shrink, config.floor, config.seed, homes)
+    settings = (data.groups.atoms[0], config.components, config.shrink, config.floor, config.seed, data.groups.homes)
+    every = fit_gaussians(x0, *settings)
+    left = {} if removed is None else fit_gaussians(x0, *settings, removed)
+    return every | {LEFT + name: value for name, value in left.items()} | which
 
 
-def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Density:
+def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Removal:
     labels, made_of = (torch.from_numpy(found).to(base.device) for found in data.groups.atoms)
+    removed = tensors.get("removed")
     if config.density == "gaussians":
-        return GaussianDensity(tensors, base.schedule, base.device, made_of)
+        every = GaussianDensity(tensors, base.schedule, base.device, made_of)
+        if removed is None:
+            return every
+        left = {name.removeprefix(LEFT): value for name, value in tensors.items() if name.startswith(LEFT)}
+        return GaussianRemoval(every, GaussianDensity(left, base.schedule, base.device, made_of))
     x0 = base.encode(data.images).to(base.device)
+    if removed is not None:  # two atoms, of which the first is a group
+        labels = torch.ones_like(labels).index_fill_(0, removed.to(base.device), 0)
+        made_of = torch.tensor([[True], [False]], device=base.device)
     return ImageDensity(x0, labels, base.schedule, config.bandwidth, made_of)
 
 
@@ -268,9 +329,13 @@ def _identity(header: dict[str, str], tensors: dict[str, torch.Tensor]) -> str:
     return digest([plain, weights_digest(tensors)], 64)
 
 
-def save_rule(path: Path, base: str, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> None:
-    """One file for all groups; `base`: digest of the model whose predictions it moves."""
+def save_rule(
+    path: Path, base: str, config: RuleConfig, tensors: dict[str, torch.Tensor], group: str | None = None
+) -> None:  # fmt: skip
+    """One file for all groups, or for one that is not the data's own; `base`: digest of the model whose predictions it
+    moves."""
     header = {"kind": "rule", "method": "posterior", "base": base, "config": config.model_dump_json()}
+    header |= {} if group is None else {"group": group}
     write_tensors(path, tensors, header | {"digest": _identity(header, tensors)})
 
 
@@ -287,19 +352,23 @@ def read_rule(path: Path, base: Denoiser, known: str, data: ImageData) -> Rule:
         raise Mismatch("rule-damaged", f"{path} is damaged: digest", actual, header.get("digest"), fix)
     if found != known:
         raise Mismatch("base-model-mismatch", f"{path}: base model", found, known, fix)
+    removed = tensors.get("removed")
+    if removed is not None and (len(removed) == 0 or not 0 <= int(removed.min()) <= int(removed.max()) < len(data.ids)):
+        raise GudaError("rule-damaged", f"{path} is damaged: it removes images that the data do not have; {fix}")
     try:
         density = make_density(base, data, config, tensors)
     except KeyError as e:
         raise GudaError("rule-damaged", f"{path} is damaged: it holds no {e}; {fix}") from None
-    if (n := int(density.owner.max()) + 1) != len(density.made_of):
-        raise Mismatch("rule-groups-mismatch", f"{path}: groups", n, len(density.made_of), fix)
+    every = density.every if isinstance(density, GaussianRemoval) else density
+    if isinstance(every, GaussianDensity) and (n := int(every.owner.max()) + 1) != len(every.made_of):
+        raise Mismatch("rule-groups-mismatch", f"{path}: groups", n, len(every.made_of), fix)
     return Rule(density, config.window)
 
 
 class Rule:
     """The change of every group at x_t, zero outside the window."""
 
-    def __init__(self, density: Density, window: tuple[float, float]) -> None:
+    def __init__(self, density: Removal, window: tuple[float, float]) -> None:
         self.density = density
         self.times = window_range(window, density.schedule.T)
 

@@ -19,7 +19,7 @@ from guda.run.data import load_data
 from guda.scoring.race import StopRule
 from guda.scoring.reading import Verdict
 from guda.table import percent, signed
-from guda.web.job import Snapshot, address, caveat, to_csv, to_json
+from guda.web.job import Snapshot, address, to_csv, to_json
 from guda.web.service import Service
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None 
         state=state(shot),
         spent=_spent(shot),
         said=_said(shot, view),
-        caveat=caveat(shot, view.verdicts[0]),
         leaders=_leaders(shot),
         out=_out(shot),
         leaving=_leaving(shot),
@@ -186,3 +185,10 @@ def _pictures(data: ImageData, group: str) -> list[str]:
 @lru_cache(maxsize=1024)
 def _exemplars(data: ImageData, group: int) -> list[str]:
     return [data_uri(data.images[i], EXEMPLAR) for i in data.groups.members(group)[:EXEMPLARS]]
+
+
+def html(value: str, **options: Any) -> Any:
+    """A place for what guda draws, which brings its own style (app.py)."""
+    import gradio as gr
+
+    return gr.HTML(value, apply_default_css=False, **options)

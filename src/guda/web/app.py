@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from guda.errors import GudaError
 from guda.scoring.bars import split_sheet
 from guda.web import answer
-from guda.web.ask import ask_tab, batch_tab, html, looks, upload
+from guda.web.answer import html
+from guda.web.ask import ask_tab, batch_tab, looks, upload
 from guda.web.job import Snapshot, to_json
 from guda.web.results import evaluations, leaderboard, open_result, pictures, results, runs_table, shelf_tab
 from guda.web.service import DEFAULT_RULE, Service

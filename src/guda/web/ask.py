@@ -1,5 +1,5 @@
 """The Ask tab: upload one picture and watch its scores converge; and the widgets it shares with the other tabs: file
-upload, HTML output, and the choice of stop rule and method.
+upload, and the choice of stop rule and method.
 
 The Batch tab: several pictures with the same settings; each result is stored separately and has its own link.
 """
@@ -15,10 +15,13 @@ from typing import Any
 from guda.errors import GudaError
 from guda.report.cards import Scale
 from guda.scoring.race import StopRule
+from guda.scoring.reading import RACED
 from guda.web import answer
-from guda.web.job import RACED, Job, Snapshot, caveat
+from guda.web.answer import html
+from guda.web.job import Job, Snapshot
 from guda.web.results import words
 from guda.web.service import DEFAULT_RULE, Service
+from guda.web.upload_folder import holding
 from guda.web.uploads import Full
 
 FIRST, THREE, BUDGET, OWN = (
@@ -55,13 +58,6 @@ class Question:
     @property
     def inputs(self) -> list[Any]:
         return [self.choice, self.budget, self.own, self.method]
-
-
-def html(value: str, **options: Any) -> Any:
-    """A place for what guda draws, which brings its own style (app.py)."""
-    import gradio as gr
-
-    return gr.HTML(value, apply_default_css=False, **options)
 
 
 def upload(**options: Any) -> Any:
@@ -208,6 +204,11 @@ def batch_tab(service: Service) -> None:
         except GudaError as e:
             yield answer.refusal(str(e))
             return
+        with holding(files):
+            async for page in answers(files, told, rule, method):
+                yield page
+
+    async def answers(files: list[str], told: list[str], rule: str, method: str) -> AsyncIterator[str]:
         rows: list[tuple[str, tuple[str, ...]]] = []
         asked: list[Job | GudaError] = []
         raced = False
@@ -229,10 +230,10 @@ def batch_tab(service: Service) -> None:
                     last = last if isinstance(shot, int) else shot
                 assert last is not None
                 rows.append((answer.link(last), line(service, name, last)))
-                raced |= bool(caveat(last, service.view(last).verdicts[0]))
+                raced |= service.view(last).verdicts[0].note == RACED
             except GudaError as e:
                 rows.append(("", (name, f"not accepted: {e}", "", "", "", "")))
-        yield words("Answers", HEADER, rows, f"All {len(files)} done.{f' {RACED}' if raced else ''}")
+        yield words("Answers", HEADER, rows, f"All {len(files)} done.{f' Answers {RACED}.' if raced else ''}")
 
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=300):

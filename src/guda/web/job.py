@@ -5,8 +5,6 @@ A Snapshot is what is known of the picture at one moment of a race, or at its en
 
 from __future__ import annotations
 
-import csv
-import io
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +15,10 @@ import numpy as np
 
 from guda.errors import GudaError
 from guda.report.cards import MethodView
-from guda.scoring.reading import Verdict
 from guda.scoring.scores import Scores
+from guda.table import csv_text
 
 FULL = "full"  # what an address calls scores by the recipe's rounds
-
-RACED = (
-    "Answered by a race that stops early, as soon as its rule is met: scoring with all rounds may give another "
-    "verdict, such as too close to call."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +61,6 @@ class Snapshot:
         return self.scores.rank_hi is not None and bool(np.isfinite(self.scores.rank_hi[0]).any())
 
 
-def caveat(snapshot: Snapshot, said: Verdict) -> str:
-    """What stands beside a verdict that a race came to; whether a picture is foreign or a copy is known before it."""
-    raced = snapshot.final and snapshot.rule is not None and said.kind not in ("foreign", "copy")
-    return RACED if raced else ""
-
-
 def address(queries: str, method: str, rule: str | None, picture: str | None = None) -> str:
     """Where a stored result is seen again; relative, so that it holds behind any host name.
 
@@ -107,7 +94,6 @@ def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
         "settled": snapshot.settled,
         "evaluations": snapshot.evals,
         "verdict": {"kind": said.kind, "headline": said.headline, "detail": said.detail, "note": said.note},
-        "caveat": caveat(snapshot, said) or None,
         "origin": None if scores.origins is None else scores.origins[0].to_json(),
         "placebo_floor": view.null,
         "groups": [
@@ -122,13 +108,9 @@ def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
 
 def to_csv(value: dict[str, Any]) -> str:
     """The groups of `to_json`, one line each, with what they are groups of."""
-    out = io.StringIO()
     about = ("result", "picture", "method", "rule", "unit")
     rows = [{key: value[key] for key in about} | group for group in value["groups"]]
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return csv_text([list(rows[0]), *(row.values() for row in rows)])
 
 
 class Job:

@@ -25,7 +25,7 @@ from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
 from guda.steps import scores_folder
 from guda.web import answer
-from guda.web.ask import html
+from guda.web.answer import html
 from guda.web.job import FULL, Snapshot, address, one_picture
 from guda.web.service import Service
 

@@ -37,6 +37,7 @@ class Limits(Config):
     max_mb: float = Field(10.0, gt=0, description="Largest file, megabytes.")
     max_megapixels: float = Field(25.0, gt=0, description="Largest picture, megapixels according to its header.")
     queue: int = Field(32, ge=1, description="Pictures that may wait to be scored.")
+    total_mb: float = Field(256.0, gt=0, description="All files that were sent and wait to be asked about, megabytes.")
     uploads: int = Field(10_000, ge=1, description="Uploads that a run keeps.")
 
 
@@ -87,12 +88,15 @@ def _header(path: Path, limits: Limits) -> tuple[int, int]:
     """(width, height) as the file claims, without decoding a pixel."""
     from PIL import Image
 
-    size = path.stat().st_size
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= limits.max_mb * MB else b""
+    except FileNotFoundError:
+        raise Refused("upload-expired", f"{path.name} is no longer on the server; upload it again") from None
     if size == 0:
         raise Refused("upload-empty", f"{path.name} is empty")
     if size > limits.max_mb * MB:
         raise Refused("upload-too-large", f"{path.name} has {size / MB:.1f} MB; the limit is {limits.max_mb:g} MB")
-    data = path.read_bytes()
     kind = _kind(data)
     if kind is None:
         raise Refused(

@@ -30,10 +30,11 @@ import torch
 from guda.data.images import to_float, to_uint8
 from guda.data.text import quiet_loading
 from guda.diffusion.families.base import Family, Frozen
-from guda.diffusion.loading import network_class, read_network, weight_files
+from guda.diffusion.loading import check_size, network_class, read_network
 from guda.diffusion.lora import fuse
 from guda.errors import GudaError
-from guda.files import digest, digest_arrays, digest_file, read_header, read_json
+from guda.files import digest, digest_arrays, digest_file, read_header
+from guda.model_files import check_index, check_part, read_model_config, weight_files
 
 BLOCK = 4  # rows per call of an encoder: what one prompt alone costs
 
@@ -218,7 +219,7 @@ class PipelineFamily(Family):
 
     def read_frozen(self, folder: Path, path: str) -> LatentFrozen:
         index = self._read_index(folder)
-        size = read_json(folder / self.folder / "config.json").get("sample_size")
+        size = read_model_config(folder / self.folder / "config.json").get("sample_size")
         return self._frozen(folder, index, size, self._read_parts(folder, index), _source(path))
 
     def _present(self, index: Mapping[str, Any]) -> dict[str, Text]:
@@ -226,7 +227,8 @@ class PipelineFamily(Family):
 
     def _read_index(self, folder: Path) -> dict[str, Any]:
         """model_index.json, if every part is there and of a known class."""
-        index: dict[str, Any] = read_json(folder / "model_index.json")
+        index = read_model_config(folder / "model_index.json")
+        check_index(folder, index)
         classes: dict[str, tuple[str, ...]] = {self.folder: (self.network,), "vae": ("AutoencoderKL",)}
         classes |= {name: text.classes for name, text in self._present(index).items()}
         classes |= {_tokenizer(name): TOKENIZERS for name in self._present(index)}
@@ -238,8 +240,9 @@ class PipelineFamily(Family):
                 )
             if name not in known:
                 raise GudaError(
-                    "pipeline-part-unsupported", f"{folder}: {part} is a {name}; guda reads {', '.join(known)} there"
+                    "model-class-not-allowed", f"{folder}: {part} is a {name}; guda reads {', '.join(known)} there"
                 )
+            check_part(folder / part)  # all of them before the first is loaded
         return index
 
     def _read_parts(self, folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,7 +252,9 @@ class PipelineFamily(Family):
             tokenizer = _tokenizer(text)
             with _reading(folder / tokenizer):
                 cls = getattr(import_module("transformers"), index[tokenizer][1])
-                parts[tokenizer] = cls.from_pretrained(str(folder / tokenizer), local_files_only=True)
+                parts[tokenizer] = cls.from_pretrained(
+                    str(folder / tokenizer), local_files_only=True, trust_remote_code=False
+                )
         return parts
 
     def _frozen(
@@ -309,8 +314,10 @@ def _reading(folder: Path) -> Iterator[None]:
 def _read_part(library: str, name: str, folder: Path, **options: Any) -> Any:
     """A VAE or text encoder, float32."""
     weight_files(folder)
+    cls = getattr(import_module(library), name)
+    if library == "diffusers":
+        check_size(cls, read_model_config(folder / "config.json"), str(folder))
     with _reading(folder):
-        cls = getattr(import_module(library), name)
         model, info = cls.from_pretrained(str(folder), use_safetensors=True, output_loading_info=True, **options)
     if missing := sorted(info["missing_keys"]):
         raise GudaError(
