@@ -61,13 +61,9 @@ for _command in (
     runs.demo, runs.init, runs.train, runs.fit, runs.sample, runs.set_, scores.score, scores.evaluate, scores.sanity,
     scores.calibrate,
     scores.health, scores.likelihood, runs.plan, results.report, runs.status, runs.methods, results.figure,
+    evidence.map_, evidence.exhibit, evidence.verify,
 ):  # fmt: skip
     app.command(name=_command.__name__.rstrip("_"))(_command)
-
-app.command("map")(evidence.map_)
-
-for _command in (evidence.exhibit, evidence.verify):
-    app.command()(_command)
 
 app.add_typer(artifacts.bank, name="bank")
 
