@@ -157,7 +157,7 @@ def listing(root: Path) -> dict[str, str]:
         except OSError:  # deeper than a path may be long
             continue
         for entry in entries:
-            name = os.fsdecode(os.path.relpath(entry.path, os.fsencode(root)))
+            name = os.fsdecode(entry.path[len(os.fsencode(root)) + 1 :])
             if entry.is_symlink():
                 found[name] = f"link {os.fsdecode(os.readlink(entry.path))}"
             elif entry.is_dir():

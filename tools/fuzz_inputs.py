@@ -152,7 +152,7 @@ def folder(rng: Random, world: World) -> Case:
         ("a group that links to itself", [["link", "art/again", "again"]], False),
         ("a group that links upwards", [["link", "art/again", "../art"]], True),
         ("a folder named like a picture", [["folder", "art/circles/z.png"]], False),
-        ("deep", [["deep", "art/deep", rng.choice([50, 300, 3000])]], False),
+        ("deep", [["deep", "art/deep", rng.choice([50, 300, 1200])]], False),
         ("pipe for metadata", [["fifo", "art/metadata.jsonl"]], False),
         ("folder for metadata", [["folder", "art/metadata.jsonl"]], False),
         ("pipe for prompts", [["fifo", "pictures/prompts.jsonl"]], True),

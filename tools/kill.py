@@ -7,7 +7,8 @@ and a keyed short delay, or before the first. It does so up to three times and t
     kills                  processes killed while the command was still running
     kills_after_publish    those that hit after the command had published its first file
     kill_differences       trials whose files are not byte-identical with an undisturbed run, or that did not finish
-    redone_tasks           published files of tasks (models, artifacts, terms, queries, drawings) written a second time
+    redone_tasks           finished tasks that ran again: their timings, written when a task ends, were written again
+    rewritten_files        files written a second time, by a task that was killed between two of its files
     kill_orphans           processes of a killed command that did not end by themselves
     driver_differences     trials with two drivers at once whose files differ, or of which one failed
     full_trials            trials on a disk that fills up while the command runs, with room made afterwards
@@ -217,7 +218,7 @@ class Campaign:
                 driver = Driver(self.argv(verb), place, cold)
                 if not self._kill(driver, verb, rng, known, cold):
                     break
-                now = published(place / "run", TASKS)
+                now = published(place / "run", (*TASKS, "timings"))
                 self._redone(kept, now, said)
                 kept = {k: (v.st_mtime_ns, v.st_ino) for k, v in now.items()}
             driver = Driver(self.argv(verb), place, cold)
@@ -226,16 +227,18 @@ class Campaign:
                 print(f"       not finished: {said}: {driver.code()} {driver.err[-300:]}", flush=True)
                 end([driver.pid, *family(driver.pid)])
                 return
-            self._redone(kept, published(place / "run", TASKS), said)
+            self._redone(kept, published(place / "run", (*TASKS, "timings")), said)
             self.judge(verb, place, "kill_differences", said)
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
     def _redone(self, kept: dict[str, tuple[int, int]], now: dict[str, os.stat_result], said: str) -> None:
         again = [k for k, v in kept.items() if k not in now or (now[k].st_mtime_ns, now[k].st_ino) != v]
-        self.counts["redone_tasks"] += len(again)
+        tasks = [name for name in again if name.startswith("timings/")]
+        self.counts["redone_tasks"] += len(tasks)
+        self.counts["rewritten_files"] += len(again) - len(tasks)
         if again:
-            print(f"       redone: {said}: {again[:4]}", flush=True)
+            print(f"       written again: {said}: {(tasks or again)[:4]}", flush=True)
 
     def _kill(self, driver: Driver, verb: str, rng: Random, known: set[str], cold: bool) -> bool:
         """Kill at a keyed moment; False if the command was faster."""

@@ -37,7 +37,7 @@ def test_fields_become_options_and_what_is_given_comes_back() -> None:
 def test_choices_are_shown_and_other_fields_are_called_by_their_options() -> None:
     options = fields(LikelihoodConfig, "solver").options()
     assert get_args(options["solver"][0])[1].metavar == "heun|rk4|adaptive"
-    named = fields(QueriesConfig, "n as -n", "objects", kept=False).options()
+    named = fields(QueriesConfig, "n as -n", "objects").options()
     assert get_args(named["n"][0])[1].help.endswith("text-to-image: see --objects.")
 
 
