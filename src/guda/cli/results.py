@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from guda.cli.options import ENGINE, Json, QuerySet, RunFolder, command, say
+from guda.cli.options import ENGINE, Json, QuerySet, RunFolder, command, finite, say
 from guda.errors import GudaError
 
 
@@ -138,11 +138,11 @@ def serve(
             help="Allow --host without --auth: whoever has the printed link sees every picture of the run.",
         ),
     ] = False,
-    max_mb: Annotated[float, typer.Option(help="Largest upload, megabytes.", min=0.001)] = 10.0,
+    max_mb: Annotated[float, typer.Option(help="Largest upload, megabytes.", min=0.001, callback=finite)] = 10.0,
     max_total_mb: Annotated[
-        float, typer.Option(help="Most disk space of uploaded files, megabytes; the oldest make room.", min=0.001)
+        float, typer.Option(help="Most disk space of uploaded files, megabytes; the oldest make room.", min=0.001, callback=finite)
     ] = 256.0,
-    max_megapixels: Annotated[float, typer.Option(help="Largest picture, megapixels.", min=0.001)] = 25.0,
+    max_megapixels: Annotated[float, typer.Option(help="Largest picture, megapixels.", min=0.001, callback=finite)] = 25.0,
     queue: Annotated[int, typer.Option(help="Length of the queue.", min=1)] = 32,
     max_uploads: Annotated[int, typer.Option(help="Most uploads that the run keeps.", min=1)] = 10_000,
     runs: Annotated[
