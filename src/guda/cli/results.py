@@ -109,6 +109,10 @@ def figure(
     say({"figure": str(path)}, f"Figure: {path}", as_json)
 
 
+def _limit(text: str) -> Any:
+    return typer.Option(help=text, min=0.001, callback=finite)
+
+
 def serve(
     run: RunFolder,
     method: Annotated[
@@ -138,11 +142,11 @@ def serve(
             help="Allow --host without --auth: whoever has the printed link sees every picture of the run.",
         ),
     ] = False,
-    max_mb: Annotated[float, typer.Option(help="Largest upload, megabytes.", min=0.001, callback=finite)] = 10.0,
+    max_mb: Annotated[float, _limit("Largest upload, megabytes.")] = 10.0,
     max_total_mb: Annotated[
-        float, typer.Option(help="Most disk space of uploaded files, megabytes; the oldest make room.", min=0.001, callback=finite)
+        float, _limit("Most disk space of uploaded files, megabytes; the oldest make room.")
     ] = 256.0,
-    max_megapixels: Annotated[float, typer.Option(help="Largest picture, megapixels.", min=0.001, callback=finite)] = 25.0,
+    max_megapixels: Annotated[float, _limit("Largest picture, megapixels.")] = 25.0,
     queue: Annotated[int, typer.Option(help="Length of the queue.", min=1)] = 32,
     max_uploads: Annotated[int, typer.Option(help="Most uploads that the run keeps.", min=1)] = 10_000,
     runs: Annotated[
