@@ -24,7 +24,8 @@ def test_a_changed_recipe_is_in_the_bucket_when_the_verb_ends(
     before = (bucket / "recipe.yaml").read_text()
     assert guda("train", url, "--workers", 1).code == 0
     assert list((bucket / "models").rglob("*.safetensors"))
-    assert guda("sample", url, "-n", 3, "--workers", 1).code == 0
+    assert guda("set", url, "queries.n=3").code == 0
+    assert guda("sample", url, "--workers", 1).code == 0
     assert (bucket / "recipe.yaml").read_text() != before
     assert any("samples" in p.parent.name for p in (bucket / "queries").rglob("index.json"))
     refused(guda("status", f"file://{tmp_path}/bucket/other"), "bucket/other", "guda init")

@@ -85,8 +85,9 @@ def test_a_narrow_terminal_gets_the_largest_leaks(run: Run) -> None:
 def test_placebos_from_fit_to_score(guda: Guda, run: Run) -> None:
     # similarity cannot be fitted to a random group; retrack can, and is
     done = guda("fit", run.root, "--method", "similarity-pixel", "--method", "retrack", "--placebos", 2, "--json")
-    value = {"methods": ["similarity-pixel", "retrack"], "left_out": [], "tasks_run": 2, "warnings": []}
-    assert json.loads(done.out) == value
+    value = json.loads(done.out)
+    assert len(value.pop("warnings")) == 1  # a model of a few steps is not trained
+    assert value == {"methods": ["similarity-pixel", "retrack"], "left_out": [], "tasks_run": 2}
     said = guda("score", run.root, "--method", "retrack")
     assert "2 placebo groups of 16 random images: half of their scores are below" in said.out
     assert "the first group is above that for" in said.out

@@ -97,7 +97,7 @@ def test_own_pictures_and_own_model(guda: Guda, tmp_path: Path) -> None:
     assert fitted.code == 0, fitted.err
     assert "Fitted retrack (3 tasks run)." in fitted.out
     again = program("fit", run, "--method", "retrack", "--json")
-    assert as_json(again) == {"methods": ["retrack"], "tasks_run": 0, "warnings": []}
+    assert as_json(again) == {"methods": ["retrack"], "left_out": [], "tasks_run": 0, "warnings": []}
     assert "Traceback" not in again.err
 
     value = as_json(program("score", run, "--queries", pictures, "--workers", "1", "--json"))
