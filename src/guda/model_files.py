@@ -91,7 +91,7 @@ def check_part(folder: Path) -> None:
     """Refuse a folder of one network, tokenizer or processor that would do more than be read."""
     if not folder.is_dir():
         raise GudaError("model-folder-invalid", f"{folder} is not a folder; get the whole model again")
-    for path in sorted(folder.iterdir()):
+    for path in sorted(p for p in folder.iterdir() if not p.name.startswith(".")):  # which no library reads
         if path.suffix in (".json", ".safetensors", ".txt", ".model"):
             _check_file(path)
         if path.name.endswith(".index.json"):

@@ -1,5 +1,7 @@
 """Delta ELBO against delta log p: figures and resamples against scipy on the spelled-out cells."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -59,7 +61,7 @@ def test_the_noise_of_the_probes_is_told_where_it_is_known() -> None:
 
 def test_many_cells_are_cut_into_pieces(scores: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = correlate(*scores, n=30)
-    monkeypatch.setattr("guda.steps.likelihood.CHUNK", 100)
+    monkeypatch.setattr(import_module("guda.steps.likelihood"), "CHUNK", 100)  # `steps.likelihood` is a function
     assert correlate(*scores, n=30) == whole
 
 

@@ -307,7 +307,7 @@ def test_scores_of_older_settings_are_never_compared(tmp_path: Path) -> None:
     assert stored == (finished_root() / "scores" / SET / "retrack.parquet").read_bytes()
     assert not np.array_equal(new.score, steps.score(run, SET, ["retrack"], Inline())["retrack"].score)
     run.update(tiny(digits_folder(), scoring={"rounds": 3}))
-    with refused("no logo scores"):
+    with refused("compared with logo"):
         steps.evaluate(run, SET)
 
 

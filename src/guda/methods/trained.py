@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from guda.config import Config
+from guda.diffusion import distributed
 from guda.diffusion.noise import generator
 from guda.diffusion.schedule import FlowSchedule
 from guda.errors import GudaError, NotFinite
@@ -53,6 +54,8 @@ def trained(run: Run) -> Trained | None:
         found = how_trained(model, x0[some], own, drawn, run.recipe.scoring.block)
     except NotFinite:
         return None  # scoring refuses such a network by itself
+    if not distributed.is_main():
+        return found
     with suppress(OSError, GudaError):  # a folder that cannot be written to has its answer all the same
         write_json(path, _Kept(of=of, found=found).model_dump(mode="json"))
     return found
