@@ -9,7 +9,7 @@ digits-random the digits' recipe, three LOGO seeds, but the ten groups are drawn
 fashion-mnist its recipe with three LOGO seeds: as digits, and 20 held-out real pictures of every group
 
 Every data set is measured by itself, its entry is saved as soon as it is done, and finished work in its run folder
-(FOLDER/<data set>) is kept; a run that has fewer LOGO seeds gets those that are missing. The entry of trust.json also
+(FOLDER/<data set>) is kept; a run that has fewer LOGO seeds gets those that are missing (`--seeds`: only these). The entry of trust.json also
 goes, as tables, to benchmarks/results/trust.md and into docs/trust.md (trust_table.py).
 
 Figures of benchmarks/results/trust.json; intervals .lo, .hi; E: elbo, path-excess (the presets' default)
@@ -111,8 +111,8 @@ def prepared(root: Path, name: str, engine: Engine) -> Run:
     folder = root / name
     run = Run.open(folder) if (folder / "run.json").is_file() else steps.init(folder, recipe(root, name))
     there = run.recipe.settings("logo")["seeds"]
-    if missing := [s for s in SEEDS[name] if s not in there]:
-        steps.update_settings(run, "logo", {"seeds": [*there, *missing]})
+    if list(there) != SEEDS[name]:
+        steps.update_settings(run, "logo", {"seeds": SEEDS[name]})
     steps.fit(run, ["logo"] if name == "digits-random" else ["logo", *METHODS, CHEAP], engine)
     return run
 
@@ -344,8 +344,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "path")
     parser.add_argument("--only", nargs="*", choices=list(SEEDS), default=list(SEEDS))
+    parser.add_argument("--seeds", nargs="*", type=int, help="LOGO seeds to measure with; default: all of the data set")
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
+    SEEDS.update(dict.fromkeys(given.only, given.seeds) if given.seeds else {})
     engine = steps.local_engine(given.workers)
     for name in given.only:
         entry = measure(prepared(given.runs, name, engine), name, given.runs, engine)
