@@ -9,8 +9,8 @@ digits-random the digits' recipe, three LOGO seeds, but the ten groups are drawn
 fashion-mnist its recipe with three LOGO seeds: as digits, and 20 held-out real pictures of every group
 
 Every data set is measured by itself, its entry is saved as soon as it is done, and finished work in its run folder
-(FOLDER/<data set>) is kept; a run that has fewer LOGO seeds gets those that are missing (`--seeds`: only these). The entry of trust.json also
-goes, as tables, to benchmarks/results/trust.md and into docs/trust.md (trust_table.py).
+(FOLDER/<data set>) is kept; a run with fewer LOGO seeds gets the missing ones (`--seeds`: only these). The
+entry of trust.json also goes, as tables, to benchmarks/results/trust.md and into docs/trust.md (trust_table.py).
 
 Figures of benchmarks/results/trust.json; intervals .lo, .hi; E: elbo, path-excess (the presets' default)
 
