@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from guda.baselines import efficientnet as lite
+from guda.baselines import encoders as lite
 from guda.baselines.encoders import BLOCK, _load, in_blocks, squares, transformer
 from refusals import refused
 

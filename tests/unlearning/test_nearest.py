@@ -5,7 +5,7 @@ import torch
 
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.schedule import Schedule
-from guda.unlearning import posterior as nearest
+from guda.unlearning.operators import retrack as nearest
 from guda.unlearning.operators.retrack import NearestPosterior, Posterior, posterior_over, support
 
 pytest.importorskip("faiss")

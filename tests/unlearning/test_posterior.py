@@ -5,7 +5,7 @@ import torch
 
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.schedule import Schedule
-from guda.unlearning import posterior as module
+from guda.unlearning.operators import retrack as module
 from guda.unlearning.operators.retrack import Posterior
 
 SCHEDULE = Schedule.from_scheduler(make_scheduler("squaredcos_cap_v2:1000"))

@@ -9,7 +9,7 @@ import torch
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser, Latents
-from guda.unlearning import posterior as nearest
+from guda.unlearning.operators import retrack as nearest
 from guda.unlearning.operators.retrack import Retrack, RetrackConfig
 from guda.unlearning.unlearn import Batch, Inputs, make_samplers
 
