@@ -1,5 +1,6 @@
 """Agreement with retraining on the pictures that get an answer, beside that on all pictures."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def test_pictures_without_an_answer_are_counted_apart(tmp_path: Path, monkeypatc
     before = steps.evaluate(run, SET)
     assert not [name for name in before.figures if "answered" in name]  # none is foreign
     origins = tuple(Origin(0.01) if q in FOREIGN else UNKNOWN for q in range(queries.n))
-    monkeypatch.setattr("guda.steps.score.origins", lambda run, queries: origins)
+    monkeypatch.setattr(import_module("guda.steps.score"), "origins", lambda run, queries: origins)
     entry = steps.evaluate(run, SET)
     assert entry.methods == before.methods  # all pictures, as before
     oracle = get_method(run, "logo").all_scores(queries)  # type: ignore[attr-defined]

@@ -38,9 +38,14 @@ from guda.steps.score import parse_bands, placebo_null, publish, score, scored_m
 from guda.steps.settings import override
 
 
-def evaluate(run: Run, name: str, band: str | None = None, own: bool = True) -> DatasetEntry:
-    """Compare on one query set; written to scores/<set>/ and, if it is the run's own comparison, to evaluation.json."""
+def evaluate(
+    run: Run, name: str, band: str | None = None, own: bool = True, only: Sequence[str] | None = None
+) -> DatasetEntry:  # fmt: skip
+    """Compare on one query set; written to scores/<set>/ and, if it is the run's own comparison, to evaluation.json.
+
+    `only`: these methods; default: all that are scored."""
     queries, oracle, methods = _checked(run, name)
+    methods = [m for m in methods if only is None or m.method_id in only]
     bands = parse_bands(run, band)
     scores: dict[str, Scores] = {}
     for method in [oracle, *methods]:
@@ -301,8 +306,8 @@ def path_methods(run: Run) -> list[str]:
 def evaluate_by_path(run: Run, name: str, engine: Engine) -> DatasetEntry:
     """Score one query set under the other estimand, by the same methods, and compare with the oracle's own."""
     other = override(run, scoring=OTHER)
-    score(other, name, path_methods(other), engine)
-    return evaluate(other, name, own=False)
+    score(other, name, methods := path_methods(other), engine)
+    return evaluate(other, name, own=False, only=methods)
 
 
 def path_evaluation(run: Run, name: str) -> Path:
