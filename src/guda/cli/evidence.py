@@ -115,7 +115,7 @@ def exhibit(
             files["exhibit.pdf"] = made["pdf"].read_bytes()
     if bundle:
         made["bundle"] = write_bundle(page.with_suffix(".zip"), files, sign)
-    titles = {"exhibit": "Exhibit", "pdf": "Paper", "bundle": "Bundle"}
+    titles = {"exhibit": "Exhibit", "pdf": "PDF", "bundle": "Bundle"}
     lines = [view.verdicts[content.queries.ids.index(picture)].text]
     lines += [f"{title}: {made[what]}" for what, title in titles.items() if what in made]
     say({what: str(path) for what, path in made.items()}, "\n".join(lines), as_json)
