@@ -202,9 +202,31 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
         raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None
 
 
+class NotHeld(GudaError, KeyError):
+    """A file holds no tensor, or its header no entry, of this name."""
+
+    def __str__(self) -> str:  # a KeyError's would be in quotes
+        return str(self.args[0])
+
+
+class _Held(dict[str, Any]):
+    """What a file holds; asking for anything else says which file is damaged."""
+
+    def __init__(self, path: Path, value: Mapping[str, Any]) -> None:
+        super().__init__(value)
+        self.path = path
+
+    def __missing__(self, key: str) -> Any:
+        fix = "it is damaged, or of another kind; delete it and run the same command again"
+        raise NotHeld("file-contents-missing", f"{self.path} holds no {key!r}: {fix}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     with _opened(path) as (f, header):
-        return {k: f.get_tensor(k) for k in f.keys()}, header  # noqa: SIM118
+        return _Held(path, {k: f.get_tensor(k) for k in f.keys()}), _Held(path, header)  # noqa: SIM118
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -141,3 +141,13 @@ def test_json_refuses_what_other_readers_could_not_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nan|Out of range"):
         files.write_json(tmp_path / "x.json", {"a": float("nan")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_lacks_a_tensor_or_a_header_entry_is_named(tmp_path: Path) -> None:
+    files.write_tensors(tmp_path / "a.safetensors", {"one": torch.zeros(1)}, {"kind": "x"})
+    tensors, header = files.read_tensors(tmp_path / "a.safetensors")
+    assert tensors.get("two") is None
+    with refused("file-contents-missing", "a.safetensors.*'two'"):
+        tensors["two"]
+    with refused("file-contents-missing", "'twins'"):
+        header["twins"]
