@@ -11,12 +11,13 @@ import pytest
 
 import guda
 from guda.errors import GudaError, Mismatch, NotFinite, OneProcess, from_line
+from guda.files import NotHeld
 from guda.scoring.plan import OutOfMemory
 from guda.web.uploads import Full, Refused
 
 SOURCE = Path(guda.__file__).parent
 FILES = [*SOURCE.rglob("*.py"), *(Path(__file__).parents[1] / "benchmarks" / "sources").rglob("*.py")]
-ERRORS = {c.__name__ for c in (GudaError, Mismatch, NotFinite, OneProcess, OutOfMemory, Refused, Full)}
+ERRORS = {c.__name__ for c in (GudaError, Mismatch, NotFinite, NotHeld, OneProcess, OutOfMemory, Refused, Full)}
 KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+){1,3}")
 
 
@@ -52,7 +53,7 @@ def test_every_kind_of_error_is_checked() -> None:
     assert found <= ERRORS
 
 
-@pytest.mark.parametrize("kind", [GudaError, NotFinite, OneProcess, OutOfMemory, Refused, Full])
+@pytest.mark.parametrize("kind", [GudaError, NotFinite, NotHeld, OneProcess, OutOfMemory, Refused, Full])
 def test_code_and_message_survive_another_process(kind: type[GudaError]) -> None:
     error = kind("run-missing", "run 'x' does not exist")
     again = pickle.loads(pickle.dumps(error))
