@@ -134,7 +134,7 @@ class Run:
             info = read_json(root / "run.json")
         except GudaError:
             info = None
-        if not isinstance(info, dict) or "locked" not in info:
+        if not isinstance(info, dict) or not isinstance(info.get("locked"), dict):
             raise GudaError(
                 "run-damaged", f"{root / 'run.json'} is damaged; restore it, or start again in another folder"
             )
