@@ -39,6 +39,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -54,12 +55,19 @@ SECONDS = re.compile(rb'"[a-z_]*seconds[a-z_]*": *[^,}\s]+|"created": *[^,}]+')
 
 
 # ---- what is on disk -----------------------------------------------------------------------------------------------
+def _below(top: Path) -> Iterator[Path]:
+    """Its files, temporary folders aside: those vanish while one looks."""
+    for folder, folders, names in os.walk(top):  # which passes over what is gone, as rglob does not
+        folders[:] = [f for f in folders if not f.startswith(".tmp-")]
+        yield from (Path(folder, name) for name in names)
+
+
 def published(root: Path, parts: tuple[str, ...] = EXACT) -> dict[str, os.stat_result]:
     """Files with their final names."""
     found = {}
     for part in parts:
         top = root / part
-        for path in [top] if top.is_file() else top.rglob("*"):
+        for path in [top] if top.is_file() else _below(top):
             name = path.relative_to(root).as_posix()
             if ".tmp-" not in name and "checkpoints/" not in name:
                 with suppress(FileNotFoundError):
