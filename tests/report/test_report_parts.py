@@ -70,7 +70,7 @@ def test_a_calibrated_answer_set_stands_in_place_of_probabilities(tmp_path):
     text = Page(html).text
     assert f"retraining puts one of these groups first (95 % of pictures): {EVIL}, b & c" in text
     assert validation in text
-    assert ">99" not in text.split("Every picture")[-1]
+    assert ">99" not in text.split("Every picture")[-1].split("How far to trust it")[0]
     data = {m["id"]: m for m in embedded(html)["methods"]}["retrack"]
     assert data["odds"] == [[[0, None], [1, None]], [[1, None]]]
     assert [v[3] for v in data["verdicts"]] == [validation] * 2

@@ -139,5 +139,10 @@ class Symbols:
         """The symbol's id."""
         return f"x{self.uris.setdefault(data_uri(image, side), len(self.uris))}"
 
+    def add_png(self, data: bytes) -> str:
+        """The symbol of a PNG as it is."""
+        uri = "data:image/png;base64," + base64.b64encode(data).decode()
+        return f"x{self.uris.setdefault(uri, len(self.uris))}"
+
     def items(self) -> list[tuple[str, str]]:
         return [(f"x{number}", uri) for uri, number in self.uris.items()]
