@@ -157,13 +157,13 @@ def serve(
     """Serve a web page for the run: upload a picture and watch its scores; leaderboard, stored results, HTTP API."""
     from guda.run.run import Run
     from guda.web.access import check_exposure, make_token, parse_auth
-    from guda.web.server import free, need_gradio
+    from guda.web.server import free, need_web
 
     login = parse_auth(auth)
     check_exposure(host, login, without_password)
     token = None if login else make_token(token)
     folder = Run.open(run)
-    need_gradio()
+    need_web()
     free(host, port)  # before the model is loaded
     from guda.web.server import serve as serve_app
     from guda.web.service import Service
