@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml benchmarks/sources/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]' -e benchmarks/sources
 	@touch $@
 
-# Playwright, Gradio and Ray are large: only the tests that need them install them, under the same constraints.
+# Playwright, FastAPI and Ray are extras: only the tests that need them install them, under the same constraints.
 $(E2E): $(STAMP)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,e2e]'
 	@touch $@

@@ -173,7 +173,9 @@ class Site:
             return JSONResponse({"code": error.code, "message": " ".join(str(error).split())}, status)
         what = "Not found." if status == 404 else None
         return await self.shown(
-            request, lambda: self.render("text.html.j2", title="", id="answer", body=answer.refusal(error, what)), status
+            request,
+            lambda: self.render("text.html.j2", title="", id="answer", body=answer.refusal(error, what)),
+            status,
         )
 
     # ---- asking

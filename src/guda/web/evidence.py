@@ -31,9 +31,7 @@ def first_group(shot: Snapshot) -> str:
 
 
 def gather(service: Service, shot: Snapshot) -> Evidence:
-    return gather_evidence(
-        service.run, shot.queries, shot.picture, shot.scores.method, first_group(shot), run_inline
-    )
+    return gather_evidence(service.run, shot.queries, shot.picture, shot.scores.method, first_group(shot), run_inline)
 
 
 def evidence_section(service: Service, shot: Snapshot) -> Markup:

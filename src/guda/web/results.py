@@ -146,9 +146,7 @@ def gallery(service: Service, page: int) -> tuple[list[dict[str, Any]], int]:
     return tiles, -(-len(found) // PAGE)
 
 
-def set_gallery(
-    service: Service, queries: str, method: str, rule: str, page: int
-) -> tuple[list[dict[str, Any]], int]:
+def set_gallery(service: Service, queries: str, method: str, rule: str, page: int) -> tuple[list[dict[str, Any]], int]:
     """(tiles of a page, pages): the pictures of one scored set."""
     stored = find(service.run, queries, method, rule)
     scores = readable(service, stored)
@@ -201,14 +199,16 @@ def leaderboard(service: Service) -> Markup:
         return answer.macro(
             "empty",
             f"This run has not been compared with an oracle, so it is unknown how often a method is right. "
-            f"Fit and score {run.recipe.evaluation.against}, then run: guda evaluate {run.root}"
+            f"Fit and score {run.recipe.evaluation.against}, then run: guda evaluate {run.root}",
         )
     boards = []
     for name, entry in found.items():
         table = comparison(name, entry)
         rows = [(row[0], [_cell(c) for c in row[1:]]) for row in table.texts()]
         boards.append(
-            answer.macro("leaderboard", table.title, table.header, rows, service.method, table.note, file="board.html.j2")
+            answer.macro(
+                "leaderboard", table.title, table.header, rows, service.method, table.note, file="board.html.j2"
+            )
         )
     return Markup("").join(boards)
 

@@ -18,11 +18,12 @@ from guda.web.service import Service
 from guda.web.upload_folder import UploadFolder, upload_folder
 from guda.web.uploads import MB
 
+
 def need_web() -> None:
     """Refuse with one line if the extra is not installed."""
     try:
-        import fastapi
-        import python_multipart
+        import fastapi  # noqa: F401
+        import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
         raise GudaError(

@@ -21,6 +21,7 @@ PREFIX = "guda-web-"
 
 LOCK = ".lock"  # held by the server that a folder belongs to, so that others know a folder of a killed one
 
+
 class UploadFolder:
     """`most`: bytes of all requests that are being received or read."""
 
