@@ -92,10 +92,10 @@ def test_the_example_of_the_docs_runs(address: str, tmp_path: Path) -> None:
     assert set(board) == {SET}  # type: ignore[call-overload]
 
 
-def post(address: str, picture: bytes | None, **fields: str) -> Any:
+def post(address: str, content: bytes | None, **fields: str) -> Any:
     import httpx
 
-    files = None if picture is None else {"picture": ("p.png", picture)}
+    files = None if content is None else {"picture": ("p.png", content)}
     return httpx.post(f"{address}/api/attribute", files=files, data=fields, headers=BEARER, timeout=600)
 
 
@@ -203,7 +203,7 @@ def test_login(tmp_path: Path) -> None:
         assert client.get(path).status_code == 401, path
     sent = client.get("/stored", headers={"accept": "text/html"})
     assert (sent.status_code, sent.headers["location"]) == (303, "/login")
-    assert "tiny" not in client.get("/login").text  # the run's name is not for strangers
+    assert "guda: tiny" not in client.get("/login").text  # the run's name is not for strangers
     assert client.get("/", params={"token": "x"}).status_code == 401
     assert client.post("/login", data={"username": "anna", "password": "wrong"}).status_code == 401
     assert client.get("/api/results", auth=("anna", "wrong")).status_code == 401

@@ -6,6 +6,7 @@ that stand out, then the first of every other kind of verdict. A page that began
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,7 +131,10 @@ def noted(said: Verdict, compared: bool) -> Verdict:
     return replace(said, note="") if compared and said.note == tr(NOT_VALIDATED) else said
 
 
-def cards(content: Content, side: int, places: list[str], says: list[str], symbols: Symbols) -> list[dict[str, Any]]:
+def cards(
+    content: Content, side: int, places: list[str], says: list[str], symbols: Symbols, only: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """What the template of a card takes, of every picture or of those numbered `only`."""
     view, queries, ranks = content.view, content.queries, content.view.scores.rank
     learned, first, levels = taught(content), content.oracle_first, ways(content)
     copies, claims = copied(content, symbols), content.claims(view)
@@ -164,4 +168,5 @@ def cards(content: Content, side: int, places: list[str], says: list[str], symbo
             "methods": side_by_side(content, q),
         }
         for q, query in enumerate(queries.ids)
+        if only is None or q in only
     ]

@@ -24,6 +24,7 @@ from guda.data.images import ImageData
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.files import write_bytes
+from guda.run.run import Run
 
 CELL, GAP, MARGIN, FONT = 72, 4, 10, 13  # pixels: a picture is at least about CELL and at most 2 CELL wide
 
@@ -103,6 +104,21 @@ def exemplars(
     sizes = [int(data.groups.sizes[data.groups.index(name)]) for name in names]
     told = [f"{name} ({size:,})" for name, size in zip(names, sizes, strict=True)]
     return grid(rows, path, told, title=title or "Training images of every group (how many it has)")
+
+
+def write_samples(run: Run, queries: str, n: int = 12) -> Path:
+    """Some pictures of a query set as PNG files at their own size, evenly spread: RUN/pictures/<id>.png."""
+    from PIL import Image
+
+    from guda.methods.terms import load_queries
+
+    found = load_queries(run, queries)
+    for q in range(found.n)[:: max(1, found.n // n)][:n]:
+        image, buffer = found.images[q], io.BytesIO()
+        picture = Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
+        picture.save(buffer, "PNG", optimize=True)
+        write_bytes(run.path("pictures", f"{found.ids[q].replace('/', '_')}.png"), buffer.getvalue())
+    return run.path("pictures")
 
 
 LARGEST, SMALLEST = 128, 32  # longer side, pixels

@@ -1,0 +1,27 @@
+"""Where the links of a report land, in a browser (Playwright): for benchmarks/evidence.py and the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LAND = """async (links) => {
+  const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const found = {};
+  for (const link of links) {
+    location.hash = "";
+    scrollTo(0, 0);
+    location.hash = link;
+    await frame();
+    const target = document.getElementById(decodeURIComponent(link.slice(1).split("&")[0]));
+    found[link] = target && target.checkVisibility() ? target.getBoundingClientRect().top : null;
+  }
+  return found;
+}"""
+
+
+def landings(page: Any) -> dict[str, float]:
+    """{link: pixels from the top of the window to the top of what it leads to}, every link of the page, each followed
+    from the top of the page; 1e6 where the target is missing or not to be seen."""
+    script = "() => [...new Set([...document.querySelectorAll(\"a[href^='#']\")].map((a) => a.getAttribute('href')))]"
+    found: dict[str, float | None] = page.evaluate(LAND, page.evaluate(script))
+    return {link: 1e6 if off is None else off for link, off in found.items()}
