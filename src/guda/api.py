@@ -28,9 +28,9 @@ from guda.unlearning.bank import Bank
 from guda.unlearning.unlearn import unlearn_group
 
 if TYPE_CHECKING:
-    from guda.report.single_card import Card
     from guda.evaluation.results import DatasetEntry
     from guda.evaluation.sanity import Sanity
+    from guda.report.single_card import Card
     from guda.run.run import Run
     from guda.run.task import Task
 
@@ -55,7 +55,7 @@ def unlearn(
 
     if operator not in (known := sorted([*OPERATORS, "posterior"])):
         raise GudaError(
-            "operator-unknown", f"unknown operator {operator!r}; known: {', '.join(known)}{suggestion(operator, known)}"
+            "operator-unknown", f"unknown operator {operator!r}{suggestion(operator, known)}; known: {', '.join(known)}"
         )
     if data.shape != model.image_shape:
         raise GudaError(

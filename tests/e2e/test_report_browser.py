@@ -28,7 +28,7 @@ from guda.table import decimals, measured
 from waiting import wait_for
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from report_links import landings  # noqa: E402
+from report_links import landings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -463,7 +463,8 @@ def test_no_line_crosses_a_label(page: Page, scored_run: Run, report: Path) -> N
         page.set_viewport_size({"width": width, "height": 900})
         page.goto(report.as_uri())
         crossed = page.evaluate("""() => {
-            const boxes = (s) => [...document.querySelectorAll(s)].map(e => e.getBoundingClientRect()).filter(r => r.width && r.height);
+            const all = (s) => [...document.querySelectorAll(s)].map(e => e.getBoundingClientRect());
+            const boxes = (s) => all(s).filter(r => r.width && r.height);
             const labels = boxes(".dot-row > span, .mark-row div span"), lines = boxes(".line");
             return [labels.length, lines.length, labels.filter(a => lines.some(b =>
                 a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length];

@@ -147,18 +147,19 @@ def data_uri(image: np.ndarray, side: int) -> str:
 
 @dataclass
 class Symbols:
-    """Exemplars by content: equal pictures share one symbol."""
+    """Exemplars by content: equal pictures share one symbol. `prefix`: for pieces of pages that share a document."""
 
+    prefix: str = "x"
     uris: dict[str, int] = field(default_factory=dict)
 
     def add(self, image: np.ndarray, side: int = EXEMPLAR) -> str:
         """The symbol's id."""
-        return f"x{self.uris.setdefault(data_uri(image, side), len(self.uris))}"
+        return f"{self.prefix}{self.uris.setdefault(data_uri(image, side), len(self.uris))}"
 
     def add_png(self, data: bytes) -> str:
         """The symbol of a PNG as it is."""
         uri = "data:image/png;base64," + base64.b64encode(data).decode()
-        return f"x{self.uris.setdefault(uri, len(self.uris))}"
+        return f"{self.prefix}{self.uris.setdefault(uri, len(self.uris))}"
 
     def items(self) -> list[tuple[str, str]]:
-        return [(f"x{number}", uri) for uri, number in self.uris.items()]
+        return [(f"{self.prefix}{number}", uri) for uri, number in self.uris.items()]

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 import numpy as np
 
+from guda.files import digest
 from guda.report.card_evidence import gather_examples
 from guda.report.cards import MethodView
 from guda.report.content import Content
@@ -42,7 +43,8 @@ def single_card(content: Content, view: MethodView, picture: str, engine: Engine
     q = content.queries.ids.index(picture)
     if engine is not None:
         gather_examples(content, [q], engine)
-    oracle, symbols, data = content.oracle, Symbols(), content.data
+    oracle, data = content.oracle, content.data
+    symbols = Symbols(f"g{digest([content.queries.digest, view.id, picture], 8)}-")
     says = [] if oracle is None else [oracle_says(oracle, i) for i in range(content.queries.n)]
     exemplars = [(symbols.add(data.images[data.groups.members(g)[0]], EXEMPLAR),) for g in range(len(data.groups))]
     [card] = cards(content, LARGEST, places(content.queries.ids), says, symbols, [q])

@@ -40,7 +40,7 @@ def _method(run: Run, name: str, queries: Queries, picture: str, group: str) -> 
     if group not in found.groups:
         raise GudaError(
             "group-unknown",
-            f"{group!r} is not among the scored groups: {choices(found.groups)}{suggestion(group, found.groups)}",
+            f"{group!r} is not a scored group{suggestion(group, found.groups)}; they are {choices(found.groups)}",
         )
     return found
 
