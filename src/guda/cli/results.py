@@ -172,7 +172,7 @@ def serve(
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:  # fmt: skip
-    """Serve the pages of a run: click or upload a picture and watch its scores; stored results, comparison, HTTP API."""
+    """Serve the pages of a run: click or upload a picture, watch its scores; stored results, comparison, HTTP API."""
     from guda.run.run import Run
     from guda.web.access import check_exposure, make_token, parse_auth
     from guda.web.server import free, need_web

@@ -259,10 +259,16 @@ def plan(
 
 def status(run: RunFolder, as_json: Json = False) -> None:
     """Show what is done and what is left."""
-    from guda import steps
     from guda.run.run import Run
+    from guda.run.status import recall, run_status
 
-    value = steps.status(Run.open(run))
+    folder = Run.open(run)
+    if (listing := recall(folder)) is not None:
+        value = run_status(folder, listing)
+    else:
+        from guda import steps
+
+        value = steps.status(folder)
     rows = [("model", value["model"]["name"], "ready" if value["model"]["ready"] else "not trained")]
     rows += [("method", m, f"{v['fitted']}/{v['of']} fitted") for m, v in value["methods"].items()]
     rows += [

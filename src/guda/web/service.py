@@ -148,7 +148,7 @@ class Service:
         return self._worker.submit(work)
 
     def receive(self, path: str | Path, prompt: str, method: str) -> tuple[str | None, Job | None]:
-        """(query set, None) of an upload that is stored to be asked about, (None, job) of one that was scored in full."""
+        """(query set, None) of an upload that is stored to be asked about; (None, job): it was scored in full."""
         picture, text = self.read(path, prompt)
         if (found := stored_scores(self.run, method, picture.pixels, text)) is not None:
             return None, Job.ended(self.snapshot(self.run, found[0], None, found[1]))
