@@ -68,8 +68,9 @@ bench-baselines: install ## Measure every baseline against LOGO, and the featuri
 bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (an hour from nothing; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/emoji.py
 
-bench-evidence: install ## Measure maps, inversions and exhibits on digits (ten minutes from nothing; needs chromium; resumes)
+bench-evidence: $(E2E) ## Measure maps, inversions, exhibits and the demo's report (ten minutes from nothing; needs chromium; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/evidence.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/evidence.py --page runs/demo
 
 bench-hardening: install ## Bad inputs, kills, full disks and two drivers against the command line (an hour; docs/reliability.md)
 	$(BIN)/python tools/fuzz.py --corpus --inputs 2000 --jobs 2 --write

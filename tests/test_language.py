@@ -1,6 +1,6 @@
 """Every text of the report and the page is in every catalogue, with the same placeholders and tags.
 
-    python tests/test_language.py        prints what a catalogue lacks, and what it has for nothing
+python tests/test_language.py        prints what a catalogue lacks, and what it has for nothing
 """
 
 from __future__ import annotations
