@@ -30,6 +30,7 @@ from guda.language import preferred, speaking, tr
 from guda.methods.terms import load_queries
 from guda.report.cards import Scale
 from guda.report.page import TINY
+from guda.run.run import UPLOAD
 from guda.run.samples import set_name
 from guda.web import answer
 from guda.web.api_docs import ENDPOINTS, FIELDS
@@ -256,9 +257,15 @@ class Site:
             raise GudaError("result-unknown", f"there is no query set {name!r} in this run")
         return load_queries(self.service.run, name)
 
+    def _upload(self, name: str) -> None:
+        """Refuse what is not an upload: a whole query set is not raced because somebody opened an address."""
+        if not name.startswith(UPLOAD):
+            raise GudaError("result-unknown", f"{name!r} is not an upload; scored sets are under Stored results")
+        self._queries(name)
+
     async def watch(self, request: Request) -> Response:
         name, method, rule, _ = asked(request)
-        self._queries(name)
+        self._upload(name)
         method, rule = self.service.check(rule or DEFAULT_RULE, method)
         if self.service.job(name, rule, method) is None:
             try:
@@ -281,7 +288,7 @@ class Site:
     async def events(self, request: Request) -> Response:
         """What is known, as it becomes known; a question that was interrupted goes on where it was."""
         name, method, rule, _ = asked(request)
-        self._queries(name)
+        self._upload(name)
         service, language = self.service, self.spoken(request)
         job = await asyncio.to_thread(service.submit, name, rule or DEFAULT_RULE, method or None)
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -71,6 +71,7 @@ class Service:
         self.method = method or run_best(run, self.methods) or self.methods[0]
         self._jobs: dict[tuple[str, str, str], Job] = {}
         self._floors: dict[tuple[str, int], Null | None] = {}
+        self._others: set[Future[Any]] = set()  # work that is no race
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "guda-scoring")
         self._closing = False
@@ -142,10 +143,14 @@ class Service:
         return self._jobs.get((queries, rule, method))
 
     def on_worker(self, work: Callable[[], T]) -> Future[T]:
-        """Anything that computes, one at a time with the pictures."""
-        if self.full:
-            raise Full("queue-full", f"the queue is full ({self.limits.queue} pictures); try again later")
-        return self._worker.submit(work)
+        """Anything that computes, one at a time with the pictures, and in the same queue."""
+        with self._lock:
+            if self.full:
+                raise Full("queue-full", f"the queue is full ({self.limits.queue} pictures); try again later")
+            found = self._worker.submit(work)
+            self._others.add(found)
+        found.add_done_callback(self._others.discard)
+        return found
 
     def receive(self, path: str | Path, prompt: str, method: str) -> tuple[str | None, Job | None]:
         """(query set, None) of an upload that is stored to be asked about; (None, job): it was scored in full."""
@@ -171,7 +176,7 @@ class Service:
     @property
     def full(self) -> bool:
         """Whether the queue is full."""
-        return len(self._jobs) > self.limits.queue
+        return len(self._jobs) + len(self._others) > self.limits.queue
 
     def submit(
         self, queries: str, rule: str = DEFAULT_RULE, method: str | None = None,
