@@ -8,7 +8,6 @@ LAND = """async (links) => {
   const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   const found = {};
   for (const link of links) {
-    location.hash = "";
     scrollTo(0, 0);
     location.hash = link;
     await frame();

@@ -282,9 +282,13 @@
     const settings = Object.fromEntries(parts.filter((p) => p.includes("=")).map((p) => [p.slice(0, p.indexOf("=")), p.slice(p.indexOf("=") + 1)]));
     place = parts[0].includes("=") ? "" : parts[0];
     if (Object.keys(settings).length || place === "") {
+      const before = state();
       restore(settings);
       page = parseInt(settings.page, 10) || 1;
-      draw();
+      const now = state(), other = (keys) => keys.some((k) => now[k] !== before[k]);
+      if (other(["method", "view", "scale"])) draw();
+      else if (other(names)) arrange();
+      else turn();
     }
     if (place !== "") land(place);
     remember();
@@ -305,7 +309,8 @@
     const a = e.target.closest("a[href^='#']");
     if (a && a.getAttribute("href") === location.hash) { e.preventDefault(); arrive(); }
   });
-  if (location.hash.length > 1) { history.scrollRestoration = "manual"; arrive(); } else arrange();
+  arrange();
+  if (location.hash.length > 1) { history.scrollRestoration = "manual"; arrive(); }
 
   // ---- groups and tables that can be sorted ------------------------------------------------------------------------
   document.querySelector(".sorter").hidden = false;

@@ -16,7 +16,7 @@ from guda.report.cards import MethodView
 from guda.report.content import Content
 from guda.report.pictures import EXEMPLAR, Symbols
 from guda.run.data import load_data
-from guda.scoring.reading import LABELS, NOT_VALIDATED, Verdict, value
+from guda.scoring.reading import LABELS, LOG_UNIT, NOT_VALIDATED, Verdict, times, value
 from guda.scoring.scores import Scores
 
 SHOWN = 12  # groups of a picture shown at once; the others are folded away
@@ -151,6 +151,7 @@ def cards(
             "verdict": noted(view.verdicts[q], bool(claimed[q]) or view is content.oracle),
             "label": tr(LABELS[view.verdicts[q].kind]),
             "group": int(view.order[q, 0]),
+            "times": times(float(view.scores.score[q, view.order[q, 0]])) if view.unit == LOG_UNIT else "",
             "remark": view.scores[q].origin.remark,
             "copied": copies[q],
             "odds": view.told_odds(q),
