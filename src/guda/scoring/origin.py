@@ -10,9 +10,9 @@ Would this model make such a picture? A conformal p-value from the full model's 
 A picture is described by the logarithms of the full model's KL terms, stratum by stratum of noise, less the smooth
 curve that such terms follow along t inside a stratum (a draw's timestep is random and says nothing of the picture),
 averaged over rounds; and by three numbers of what it looks like at 16x16 cells or less: its mean, the logarithm of its
-contrast, and how badly the samples span it. Its distance from the samples is Mahalanobis': too large or too small errors
-count alike, so noise (which the model cannot predict) and flat or blurred pictures (which it predicts too well) are both
-far out. How badly x is spanned is its ridge leverage among all pictures, as the logarithm of h / (1 - h):
+contrast, and how badly the samples span it. Its distance from the samples is Mahalanobis': too large or too small
+errors count alike, so noise (which the model cannot predict) and flat or blurred pictures (which it predicts too well)
+are both far out. How badly x is spanned is its ridge leverage h among all pictures, as the logarithm of h / (1 - h):
 
     h = diag( K (K + lambda)^-1 ),   K = X X^T of the centred pictures,   lambda = the mean of K's diagonal
 
