@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from guda.scoring.origin import CELLS, LEAST, Described, _look, coarse, typical_p
+from guda.scoring.origin import CELLS, LEAST, Described, _spanned, coarse, typical_p
 
 STRATA, ROUNDS = 4, 2
 MIX = np.random.default_rng(9).normal(size=(12, 30)) / 12**0.5  # pictures of 30 cells that vary in 12 directions
@@ -92,7 +92,7 @@ def test_too_few_samples_do_not_tell() -> None:
     assert (found < 0.05).all()
 
 
-def test_pictures_of_other_content_are_found_by_their_look_alone() -> None:
+def test_pictures_of_other_content_are_found_by_their_spanned_alone() -> None:
     rng = np.random.default_rng(6)
     samples, pictures = make(100, rng), make(10, rng)
     assert pictures.cells is not None
@@ -115,14 +115,12 @@ def test_leverage_is_that_of_ridge_regression() -> None:
     ridge = np.square(x).sum() / 40
     hat = x @ np.linalg.solve(x.T @ x + ridge * np.eye(8), x.T)
     h = np.array([(hat @ np.eye(40)[i])[i] for i in range(40)])
-    look = _look(cells)
-    assert np.allclose(look[:, 2], np.log(h / (1 - h)))
-    assert np.allclose(look[:, 0], cells.mean(axis=1))
+    assert np.allclose(_spanned(cells)[:, 0], np.log(h / (1 - h)))
 
 
-def test_flat_pictures_and_equal_samples_have_finite_looks() -> None:
-    assert np.isfinite(_look(np.full((5, 9), 7.0))).all()
-    assert _look(np.empty((5, 0))).shape == (5, 0)
+def test_flat_pictures_and_equal_samples_have_finite_spanneds() -> None:
+    assert np.isfinite(_spanned(np.full((5, 9), 7.0))).all()
+    assert _spanned(np.empty((5, 0))).shape == (5, 0)
 
 
 def test_cells_are_means_of_pixels() -> None:

@@ -9,10 +9,10 @@ Would this model make such a picture? A conformal p-value from the full model's 
 
 A picture is described by the logarithms of the full model's KL terms, stratum by stratum of noise, less the smooth
 curve that such terms follow along t inside a stratum (a draw's timestep is random and says nothing of the picture),
-averaged over rounds; and by three numbers of what it looks like at 16x16 cells or less: its mean, the logarithm of its
-contrast, and how badly the samples span it. Its distance from the samples is Mahalanobis': too large or too small
-errors count alike, so noise (which the model cannot predict) and flat or blurred pictures (which it predicts too well)
-are both far out. How badly x is spanned is its ridge leverage h among all pictures, as the logarithm of h / (1 - h):
+averaged over rounds; and by how badly the samples span what it looks like at 16x16 cells or less. Its distance from the
+samples is Mahalanobis': too large or too small errors count alike, so noise (which the model cannot predict) and flat
+or blurred pictures (which it predicts too well) are both far out. How badly x is spanned is its ridge leverage h among
+all pictures, as the logarithm of h / (1 - h):
 
     h = diag( K (K + lambda)^-1 ),   K = X X^T of the centred pictures,   lambda = the mean of K's diagonal
 
@@ -220,7 +220,7 @@ def _curves(t: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 def _distances(values: np.ndarray, curves: np.ndarray, cells: np.ndarray) -> np.ndarray:
     """Squared, [n], of each picture from the mean of all."""
-    left = np.concatenate([_levels(values, curves), _look(cells)], axis=1)
+    left = np.concatenate([_levels(values, curves), _spanned(cells)], axis=1)
     left = left - left.mean(axis=0)
     left = left / np.maximum(left.std(axis=0), 1e-12)
     shape = (1 - SHRINK) * left.T @ left / len(left) + SHRINK * np.eye(left.shape[1])
@@ -237,16 +237,15 @@ def _levels(values: np.ndarray, curves: np.ndarray) -> np.ndarray:
     return np.asarray((flat - (rows @ fit)[..., 0]).reshape(s, n, r).mean(axis=2).T)
 
 
-def _look(cells: np.ndarray) -> np.ndarray:
-    """Mean, logarithm of the contrast, logarithm of leverage / (1 - leverage): [n, 3]; of no cells [n, 0]."""
+def _spanned(cells: np.ndarray) -> np.ndarray:
+    """Logarithm of leverage / (1 - leverage), [n, 1]; of no cells [n, 0]."""
     if not cells.shape[1]:
         return np.empty((len(cells), 0))
     centred = cells - cells.mean(axis=0)
     products = centred @ centred.T
     ridge = max(float(np.trace(products)) / len(cells), 1e-9)
     free = ridge * np.diagonal(np.linalg.inv(products + ridge * np.eye(len(cells))))  # 1 - leverage
-    spanned = np.log(np.maximum(1 / free - 1, 1e-12))
-    return np.stack([cells.mean(axis=1), np.log(np.maximum(cells.std(axis=1), 1.0)), spanned], axis=1)
+    return np.asarray(np.log(np.maximum(1 / free - 1, 1e-12))[:, None])
 
 
 def _share(distances: np.ndarray, at: int) -> float:
