@@ -45,14 +45,13 @@ def default_device() -> str:
 
 def _check_config(config: Any, frozen: Frozen | None) -> None:
     """Refuse diffusers networks with inputs or outputs that are not supported."""
-    if config.out_channels == 2 * config.in_channels:
+    out = config.out_channels or config.in_channels
+    if out == 2 * config.in_channels and not (frozen is not None and frozen.drops_variance):
         raise GudaError(
             "network-variance-learned", "the network has a learned-variance head (twice the channels); not supported"
         )
-    if config.out_channels != config.in_channels:
-        raise GudaError(
-            "network-channels-differ", f"the network maps {config.in_channels} channels to {config.out_channels}"
-        )
+    if out not in (config.in_channels, 2 * config.in_channels):
+        raise GudaError("network-channels-differ", f"the network maps {config.in_channels} channels to {out}")
     if getattr(config, "class_embed_type", None) is not None:
         raise GudaError(
             "class-embedding-unsupported",
@@ -107,15 +106,17 @@ class Denoiser:
             raise GudaError(
                 "image-shape-missing", "give the image shape (C, H, W): the module has no config to read it from"
             )
-        schedule = Schedule.from_scheduler(scheduler)
+        schedule = Schedule.from_scheduler(scheduler, None if frozen is None else frozen.tokens)
         return cls(module, schedule, shape, n_classes=n_classes, scheduler=scheduler, frozen=frozen)
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, scheduler: str | None = None, lora: str | None = None) -> Denoiser:
+    def from_pretrained(
+        cls, path: str | Path, scheduler: str | None = None, lora: str | None = None, fused: bool = False, **options: Any
+    ) -> Denoiser:
         """A local folder or Hub id in the diffusers layout (safetensors only); see `loading.load`."""
         from guda.diffusion.loading import load
 
-        module, noise, frozen = load(str(path), scheduler, lora)
+        module, noise, frozen = load(str(path), scheduler, lora, fused, **options)
         denoiser = cls.from_module(module, noise, None if frozen is None else frozen.shape, frozen)
         denoiser.check_finite(str(path))
         return denoiser
