@@ -57,7 +57,7 @@ def demo(
 def init(
     run: RunFolder,
     data: Changes = fields(DataConfig, "source as --data", "group_by", "content_by", "size"),
-    model: Changes = fields(ModelConfig, "path as --model", "scheduler"),
+    model: Changes = fields(ModelConfig, "path as --model", "scheduler", "lora"),
     recipe: Annotated[
         str | None, typer.Option(help="Recipe file, or the name of a shipped one; options here override it.")
     ] = None,
@@ -83,7 +83,8 @@ def _recipe(name: str | None, data: Changes, model: Changes) -> Recipe:
 
     if name is None:
         # images of the same things in several styles are what text-to-image models are asked about
-        base: dict[str, Any] = preset(text_to_image="content_by" in data).model_dump(mode="json")
+        chosen = preset(text_to_image="content_by" in data, adapted="lora" in model)
+        base: dict[str, Any] = chosen.model_dump(mode="json")
         if "source" not in data:
             raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
         base["name"] = Path(data["source"]).name or data["source"]

@@ -22,6 +22,7 @@ from torch import nn
 from guda.data.images import to_float, to_uint8
 from guda.diffusion import distributed
 from guda.diffusion.families.base import Cond, Frozen
+from guda.diffusion.lora import adapted, is_adapter, shared_base
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, NotFinite
 from guda.files import digest_arrays
@@ -34,6 +35,10 @@ def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
         h.update(name.encode())
         h.update(digest_arrays(state[name].detach().cpu().contiguous().view(-1).numpy()).encode())
     return h.hexdigest()
+
+
+def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return one.data_ptr() == two.data_ptr() or torch.equal(one.to(two), two)
 
 
 def default_device() -> str:
@@ -243,15 +248,23 @@ class Denoiser:
                 )
 
     def with_weights(self, state: Mapping[str, torch.Tensor]) -> Denoiser:
-        """A second network of the same architecture; this one is left alone."""
-        twin = self.clone()
+        """A second network of the same architecture; this one is left alone. Of a base with a LoRA only the LoRA is
+        copied."""
         self.check_weights(state, "the given weights")
-        twin.module.load_state_dict(dict(state))
+        if adapted(self.module):  # copies share the base
+            mine = self.weights()
+            if odd := [k for k, v in state.items() if not is_adapter(k) and not _same(v, mine[k])]:
+                raise GudaError(
+                    "adapter-base-changed", f"the given weights change {odd[0]!r}, of the base that only has a LoRA"
+                )
+            state = {k: v for k, v in state.items() if is_adapter(k)}
+        twin = self.clone()
+        twin.module.load_state_dict(dict(state), strict=len(state) == len(self.weights()))
         return twin
 
     def clone(self) -> Denoiser:
         twin = copy.copy(self)
-        twin.module = copy.deepcopy(self.module).eval()
+        twin.module = copy.deepcopy(self.module, shared_base(self.module)).eval()
         return twin
 
     def n_parameters(self) -> int:

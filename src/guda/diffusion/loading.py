@@ -17,6 +17,7 @@ import torch
 
 from guda.config import ModelConfig, check_numbers
 from guda.diffusion.families.base import FAMILIES, Family, Frozen
+from guda.diffusion.lora import adapted, merged
 from guda.errors import GudaError, first_line
 from guda.files import writing
 from guda.memory import check_memory
@@ -233,6 +234,13 @@ def find_folder(path: str) -> Path:
     return find_model(path, wanted, ["*.fp16.safetensors", "*.non_ema.safetensors"])
 
 
+def takes_any_size(path: str) -> bool:
+    """Whether a pipeline's network takes pictures of any size, so that the recipe says which (`model.size`)."""
+    local = os.path.exists(os.path.expanduser(path))
+    family = pipeline_family(find_model(path) if local else find_model(path, ["*.json"]))
+    return family is not None and family.any_size
+
+
 def load(
     path: str, scheduler: str | None = None, lora: str | None = None, fused: bool = False, **options: Any
 ) -> tuple[Any, Any, Frozen | None]:
@@ -327,6 +335,9 @@ def save(denoiser: Denoiser, folder: Path) -> None:
         "unet": [library, type(module).__name__],
     }
     saver: Any = module
+    if adapted(module):  # a plain network for everyone else
+        saver = type(saver).from_config(saver.config)
+        saver.load_state_dict(merged(module))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         saver.save_pretrained(str(folder / "unet"), safe_serialization=True)

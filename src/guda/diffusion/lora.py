@@ -41,15 +41,38 @@ def adapter_weights(module: nn.Module) -> dict[str, torch.Tensor]:
     return {k: v.detach().cpu().clone() for k, v in module.state_dict().items() if is_adapter(k)}
 
 
+def lora_file(module: nn.Module) -> dict[str, torch.Tensor]:
+    """An adapted network's LoRA as a diffusers pipeline reads it from a file; alpha / r is multiplied into B."""
+    prefix = "unet" if "UNet" in type(module).__name__ else "transformer"
+    found = {}
+    for name, layer in _layers(module):
+        scale = layer.scaling[ADAPTER]
+        found[f"{prefix}.{name}.lora_A.weight"] = layer.lora_A[ADAPTER].weight.detach().cpu().clone()
+        found[f"{prefix}.{name}.lora_B.weight"] = scale * layer.lora_B[ADAPTER].weight.detach().cpu()
+    return found
+
+
+def shared_base(module: nn.Module) -> dict[int, nn.Parameter]:
+    """For `copy.deepcopy`: the frozen weights of an adapted network, to be shared by the copy; else nothing."""
+    if not adapted(module):
+        return {}
+    return {
+        id(p): nn.Parameter(p.detach(), requires_grad=False) for n, p in module.named_parameters() if not is_adapter(n)
+    }
+
+
 def restart(module: nn.Module, *key: str | int) -> None:
     """Start the network's own LoRA afresh, in place: A is a function of `key`, B = 0."""
-    from peft.tuners.lora import LoraLayer
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(*key))
-        for layer in module.modules():
-            if isinstance(layer, LoraLayer):
-                layer.reset_lora_parameters(ADAPTER, True)
+        for _, layer in _layers(module):
+            layer.reset_lora_parameters(ADAPTER, True)
+
+
+def _layers(module: nn.Module) -> list[tuple[str, Any]]:
+    from peft.tuners.lora import LoraLayer
+
+    return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, LoraLayer)]
 
 
 def targets(module: nn.Module) -> list[str]:
@@ -94,10 +117,7 @@ def wrap(module: nn.Module, rank: int, *key: str | int) -> None:
 
 def factors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """(name its weight had before, B [out, r], A [r, in]) of every adapted layer; alpha / r is 1."""
-    from peft.tuners.lora import LoraLayer
-
-    layers: list[tuple[str, Any]] = [(n, m) for n, m in module.named_modules() if isinstance(m, LoraLayer)]
-    for name, layer in layers:
+    for name, layer in _layers(module):
         b, a = (part[ADAPTER].weight.detach().cpu().flatten(1).clone() for part in (layer.lora_B, layer.lora_A))
         yield f"{name}.weight", b, a
 
@@ -109,7 +129,7 @@ def merged(module: nn.Module) -> dict[str, torch.Tensor]:
         for k, v in module.state_dict().items()
         if ".lora_" not in k
     }
-    scales = {f"{n}.weight": m.scaling[ADAPTER] for n, m in module.named_modules() if hasattr(m, "lora_B")}
+    scales = {f"{name}.weight": layer.scaling[ADAPTER] for name, layer in _layers(module)}
     for name, b, a in factors(module):
         # in float64 on the CPU: once rounded, the result does not tell how many threads summed it
         change = scales[name] * (b.double() @ a.double()).reshape(state[name].shape)

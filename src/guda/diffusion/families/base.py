@@ -151,6 +151,7 @@ class Family:
     """One kind of model; override what it supports."""
 
     networks: tuple[str, ...] = ()  # network classes that may be read, as "module:Class"
+    any_size: bool = False  # whether its networks take pictures of any size (`model.size`)
     pipeline: str | None = None  # `_class_name` of the pipeline folders (model_index.json) it reads as a whole
 
     def build(self, config: ModelConfig, shape: tuple[int, int, int]) -> tuple[nn.Module, Frozen | None]:

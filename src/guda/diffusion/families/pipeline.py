@@ -311,6 +311,7 @@ class PipelineFamily(Family):
         with its tokenizer in "tokenizer_2"; vae: its diffusers class."""
         self.pipeline, self.frozen_class, self.folder, self.network = pipeline, frozen, folder, network
         self.texts, self.networks, self.vae = texts, (f"diffusers:{network}",), vae
+        self.any_size = frozen.pixels is not None
 
     def download_patterns(self) -> list[str]:
         parts = (self.folder, "scheduler", "vae", *self.texts, *(_tokenizer(t) for t in self.texts))
