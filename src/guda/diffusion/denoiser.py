@@ -262,9 +262,10 @@ class Denoiser:
         twin.module.load_state_dict(dict(state), strict=len(state) == len(self.weights()))
         return twin
 
-    def clone(self) -> Denoiser:
+    def clone(self, share: bool = False) -> Denoiser:
+        """`share`: one memory for the weights of both, for a copy whose weights nobody changes."""
         twin = copy.copy(self)
-        twin.module = copy.deepcopy(self.module, shared_base(self.module)).eval()
+        twin.module = copy.deepcopy(self.module, shared_base(self.module, share)).eval()
         return twin
 
     def n_parameters(self) -> int:

@@ -52,13 +52,12 @@ def lora_file(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def shared_base(module: nn.Module) -> dict[int, nn.Parameter]:
-    """For `copy.deepcopy`: the frozen weights of an adapted network, to be shared by the copy; else nothing."""
-    if not adapted(module):
+def shared_base(module: nn.Module, everything: bool = False) -> dict[int, nn.Parameter]:
+    """For `copy.deepcopy`: weights that the copy shares: the frozen ones of an adapted network, or all of them."""
+    if not (everything or adapted(module)):
         return {}
-    return {
-        id(p): nn.Parameter(p.detach(), requires_grad=False) for n, p in module.named_parameters() if not is_adapter(n)
-    }
+    shared = [p for n, p in module.named_parameters() if everything or not is_adapter(n)]
+    return {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in shared}
 
 
 def restart(module: nn.Module, *key: str | int) -> None:

@@ -25,7 +25,8 @@ class Student:
     def __init__(self, teacher: Denoiser, config: Any, group: str = "") -> None:
         self.teacher, self.config = teacher, config
         self.packing = Packing.parse(config.store)
-        self.denoiser = teacher.clone()
+        # adapters are put beside the teacher's own weights, which do not move
+        self.denoiser = teacher.clone(share=self.packing.kind == "lora")
         if self.packing.kind == "lora":
             from guda.diffusion.lora import wrap
 
