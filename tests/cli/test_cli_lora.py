@@ -1,4 +1,4 @@
-"""A base with one LoRA as the model under study, from the command line: only LoRAs are changed, retrained and stored."""
+"""A base with one LoRA as the model under study, from the command line: LoRAs alone are changed and stored."""
 
 import json
 from pathlib import Path
@@ -119,7 +119,11 @@ def test_logo_retrains_the_lora_from_the_base(guda: Guda, tmp_path: Path, lora: 
 def test_a_second_lora_is_refused(guda: Guda, tmp_path: Path, lora: Path) -> None:
     run = start(guda, tmp_path, lora)
     with pytest.raises(GudaError) as caught:
-        steps.fit(steps.override(Run.open(run), methods=["anchors-uniform"], settings=["store=lora:4"]), ["anchors-uniform"], Inline())
+        steps.fit(
+            steps.override(Run.open(run), methods=["anchors-uniform"], settings=["store=lora:4"]),
+            ["anchors-uniform"],
+            Inline(),
+        )
     assert caught.value.code == "lora-already-there"
     value = Run.open(run).recipe.model_dump(mode="json") | {"training": {"steps": 4, "lora": 2}}
     (tmp_path / "more.yaml").write_text(json.dumps(value))

@@ -272,7 +272,9 @@ def test_the_variance_half_of_a_head_decides_nothing(denoisers: Callable[[str], 
     assert not torch.equal(*(d.raw(x_t, t, d.condition(PROMPTS[:2])) for d in (denoiser, other)))
 
 
-def test_a_learned_variance_that_a_sampler_uses_is_refused(tiny_pipeline: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_learned_variance_that_a_sampler_uses_is_refused(
+    tiny_pipeline: Callable[[str], Path], tmp_path: Path
+) -> None:
     shutil.copytree(tiny_pipeline("pixart"), tmp_path / "pixart")
     config = tmp_path / "pixart" / "scheduler" / "scheduler_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"variance_type": "learned_range"}))

@@ -107,8 +107,8 @@ def build():
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"), attention_head_dim=32)
 def call(device):
     def ask(m):
-        hidden = torch.zeros(4, 16, 64, device=device)
-        return m(torch.zeros(4, 4, 32, 32, device=device), torch.zeros(4, device=device), encoder_hidden_states=hidden).sample
+        x, t, c = (torch.zeros(4, *s, device=device) for s in ((4, 32, 32), (), (16, 64)))
+        return m(x, t, encoder_hidden_states=c).sample
     return ask
 from guda.diffusion.footprint import training_footprint
 from guda.diffusion.low_memory import recompute

@@ -116,7 +116,12 @@ class Denoiser:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, scheduler: str | None = None, lora: str | None = None, fused: bool = False, **options: Any
+        cls,
+        path: str | Path,
+        scheduler: str | None = None,
+        lora: str | None = None,
+        fused: bool = False,
+        **options: Any,
     ) -> Denoiser:
         """A local folder or Hub id in the diffusers layout (safetensors only); see `loading.load`."""
         from guda.diffusion.loading import load

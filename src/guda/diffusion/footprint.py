@@ -5,8 +5,8 @@ makes is counted while it lives, so the highest sum is the peak of activations a
 
     peak = weights x copies + moments + EMA + max over time of (activations + gradients + temporaries)
 
-Attention is counted as a fused kernel keeps it (queries, keys, values, output; no matrix of all pairs). Not counted: the
-context of a GPU and its libraries' workspaces (about 1 GB), fragmentation, and anything but this network.
+Attention is counted as a fused kernel keeps it (queries, keys, values, output; no matrix of all pairs). Not counted:
+the context of a GPU and its libraries' workspaces (about 1 GB), fragmentation, and anything but this network.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@
 A base and one LoRA file can be the model under study. Then the network is *adapted*: W is frozen, A and B are the only
 weights that training and unlearning move and that a bank holds, and W is shared by all copies of the network.
 
-In a network that is wrapped here, every linear layer (a U-Net's attention projections among them) and every plain convolution is adapted. A is drawn from
-a key, not from the global generator, so that the start does not depend on what was trained before. Unlearned students
-keep the factors (unlearning/student.py); fine-tuned models are published merged, as ordinary weights.
+In a network that is wrapped here, every linear layer (a U-Net's attention projections among them) and every plain
+convolution is adapted. A is drawn from a key, not from the global generator, so that the start does not depend on what
+was trained before. Unlearned students keep the factors (unlearning/student.py); models fine-tuned from `model.start` are
+published merged, as ordinary weights.
 """
 
 from __future__ import annotations
@@ -151,7 +152,9 @@ def add_lora(pipeline: str, network: str, parts: Mapping[str, Any], lora: str, f
         raise GudaError("package-missing", "model.lora needs peft; run: pip install 'guda[lora]'") from None
     cls = getattr(diffusers, pipeline)
     if not hasattr(cls, "load_lora_weights"):
-        raise GudaError("lora-unsupported", f"diffusers reads no LoRA files for a {pipeline}; merge it, remove model.lora")
+        raise GudaError(
+            "lora-unsupported", f"diffusers reads no LoRA files for a {pipeline}; merge it, remove model.lora"
+        )
     accepted = inspect.signature(cls.__init__).parameters
     # parts that do not matter here are left out, and so is what would warn of their absence
     given = {n: parts.get(n) for n, p in accepted.items() if n != "self" and p.default is p.empty}

@@ -20,7 +20,8 @@ def recompute(module: nn.Module) -> None:
     network: Any = module
     if not getattr(network, "_supports_gradient_checkpointing", False):
         raise GudaError(
-            "checkpointing-unsupported", f"{type(module).__name__} has no gradient checkpointing; set checkpointing: false"
+            "checkpointing-unsupported",
+            f"{type(module).__name__} has no gradient checkpointing; set checkpointing: false",
         )
     network.enable_gradient_checkpointing()
 

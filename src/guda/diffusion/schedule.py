@@ -218,7 +218,8 @@ def _flow_log_snr(T: int, shift: float) -> np.ndarray:
 def dynamic_shift(config: Any, tokens: int) -> float:
     """The shift of a picture of so many tokens, where the scheduler has `use_dynamic_shifting`:
 
-        mu = base_shift + (max_shift - base_shift) (tokens - base_image_seq_len)/(max_image_seq_len - base_image_seq_len)
+        mu = base_shift + (max_shift - base_shift) (tokens - base_image_seq_len)
+                                                   / (max_image_seq_len - base_image_seq_len)
         s = e^mu u / (1 + (e^mu - 1) u)            (time_shift_type `linear`: mu in place of e^mu)
 
     which is a fixed shift, since all pictures of a run have one size. Other sizes have other shifts, and so another

@@ -38,7 +38,8 @@ KINDS = ("delta", "lowrank", "lora", "weights")
 @dataclass(frozen=True)
 class Counterfactual:
     """`tensors` are differences to the base's weights, whole (kind "delta") or some of them as two factors ("lowrank",
-    "lora"), or the weights themselves ("weights"): all of them, with no base, or the LoRA of a base. They are added in the base's precision whatever their own."""
+    "lora"), or the weights themselves ("weights"): all of them without a base, or the LoRA of one. They are added in
+    the base's precision whatever their own."""
 
     kind: str
     group: str

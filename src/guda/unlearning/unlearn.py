@@ -85,9 +85,7 @@ class UnlearnConfig(Config):
     def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not used: artifacts are named after the settings, and older ones do not have these."""
         unused = {"seeds": (), "checkpointing": False, "optimizer": "adamw"}
-        return {
-            key: value for key, value in dump(self).items() if key not in unused or value not in (unused[key], [])
-        }
+        return {key: value for key, value in dump(self).items() if key not in unused or value not in (unused[key], [])}
 
     @model_validator(mode="after")
     def _reaches_its_rate(self) -> UnlearnConfig:
