@@ -176,7 +176,7 @@ def test_conditional_models_are_refused_and_anchors_are_named(
     make_unet: Callable[..., Any], make_images: Callable[..., ImageData]
 ) -> None:
     teacher = Denoiser.from_module(make_unet(num_class_embeds=2), make_scheduler("linear:50"))
-    with pytest.raises(GudaError, match="retrack is not defined for conditional models, use anchors-weighted"):
+    with pytest.raises(GudaError, match="retrack is not defined for conditional models, use .*anchors-weighted"):
         unlearn_group(teacher, make_images({"a": 4, "b": 4}, size=8), "a", "retrack", config())
 
 

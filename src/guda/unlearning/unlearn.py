@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from guda.config import Config
+from guda.config import Config, TrainingConfig
 from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
@@ -93,7 +93,7 @@ class FlipsConfig(UnlearnConfig):
 
 
 def flips(config: Any) -> bool:
-    return isinstance(config, FlipsConfig) and config.flips
+    return bool(getattr(config, "flips", False))
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class Batch:
     key: tuple[str | int, ...] = ()  # of its noise, for an operator that needs more of it
     cond: Cond | None = None  # the conditioning of these images, for a conditional model
     prompts: tuple[str, ...] = ()  # the same as text
+    index: np.ndarray | None = None  # which images
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,11 @@ class BatchSampler:
     size: int
     times: tuple[int, int]
 
+    def key(self, config: Any, group: str, *when: str | int) -> tuple[str | int, ...]:
+        return (config.seed, "unlearn", group, self.name, *when)
+
     def draw(self, teacher: Denoiser, inputs: Inputs, config: Any, group: str, *when: str | int) -> Batch:
-        key = (config.seed, "unlearn", group, self.name, *when)
+        key = self.key(config, group, *when)
         g = generator(*key)
         index = g.choice(self.members, self.size, replace=self.size > len(self.members))
         t = torch.from_numpy(g.integers(*self.times, self.size))
@@ -135,9 +139,12 @@ class BatchSampler:
         x = inputs.latents.take(index, g.random(self.size) < 0.5 if flips(config) else None).to(teacher.device)
         x_t = teacher.schedule.add_noise(x, eps, t)
         prompts = () if inputs.prompts is None else tuple(inputs.prompts[i] for i in index)
+        if prompts and (share := getattr(config, "prompt_dropout", 0.0)):
+            dropped = generator(*key, "prompts").random(self.size) < share
+            prompts = tuple("" if d else p for p, d in zip(prompts, dropped, strict=True))
         cond = teacher.condition(prompts) if prompts else None
         cond = None if cond is None else cond.to(teacher.device)
-        return Batch(x, t.to(teacher.device), eps, x_t, key, cond, prompts)
+        return Batch(x, t.to(teacher.device), eps, x_t, key, cond, prompts, index)
 
 
 class Operator:
@@ -150,9 +157,24 @@ class Operator:
     needs_conditional: ClassVar[bool] = False  # made with a fifth argument: a group-conditional Denoiser, null label
     needs_prompts: ClassVar[bool] = False  # made with a fifth argument: the Prompts of the data
     regroupable: ClassVar[bool] = True  # False: it needs the data's own groups, so random ones cannot be unlearned
+    coupled: ClassVar[bool] = False  # all groups take the same steps, and are compared with a control that has all
+    from_start: ClassVar[bool] = False  # it changes the pretrained start instead of the full model
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
         self.teacher, self.data, self.group, self.config = teacher, data, group, config
+
+    @classmethod
+    def settle(cls, config: Any, training: TrainingConfig | None) -> Any:
+        """The settings with what the recipe's training decides where they leave it open."""
+        return config
+
+    def samplers(self) -> list[BatchSampler]:
+        """What a step's batches are drawn by, in the order in which `loss` receives them."""
+        T, config = self.teacher.schedule.T, self.config
+        return [
+            BatchSampler("forget", self.members("forget"), config.batch_forget, window_range(config.window, T)),
+            BatchSampler("retain", self.members("retain"), config.batch_retain, (0, T)),
+        ]
 
     def members(self, side: str) -> np.ndarray:
         """Indices of the images that the "forget" or the "retain" batches are drawn from."""
@@ -200,10 +222,12 @@ OPERATORS = Registry[type[Operator]](
     "guda.operators",
     [
         f"guda.unlearning.operators.{name}"
-        for name in ("anchors", "ascent", "erasediff", "esd", "retain", "retrack", "shift", "siss")
+        for name in ("anchors", "ascent", "continuation", "erasediff", "esd", "retain", "retrack", "shift", "siss")
     ],
 )
 operator = OPERATORS.register  # decorator: an unlearning operator under its method id
+
+CONTROL = "(nothing)"  # in the place of a group: what a coupled operator makes of the model without leaving any out
 
 
 def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
@@ -288,13 +312,15 @@ def unlearn_group(
     prompts: Prompts | None = None,
     latents: Latents | None = None,
 ) -> Counterfactual:
-    """theta_full with `group` unlearned. `notes` is filled with what is worth knowing of the fit: steps taken, ..."""
+    """theta_full with `group` unlearned; of a coupled operator also its control (CONTROL). `notes` is filled with what is worth knowing of the fit: steps taken, ..."""
     from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 
+    config = OPERATORS.find(operator_id).settle(config, None)
     operator = make_operator(operator_id, teacher, data, group, config, conditional, prompts)
-    student = Student(teacher, config, group)
-    optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=0.0, fused=True)
+    student = Student(teacher, config, "" if operator.coupled else group)
+    decay = getattr(config, "weight_decay", 0.0)
+    optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=decay, fused=True)
     schedule = (
         get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
         if config.decay
@@ -350,11 +376,7 @@ def unlearn_group(
 
 def make_samplers(operator: Operator, config: Any) -> tuple[list[BatchSampler], list[BatchSampler]]:
     """Those of the training steps, and those of the held-out checks (none without a holdout)."""
-    T = operator.teacher.schedule.T
-    samplers = [
-        BatchSampler("forget", operator.members("forget"), config.batch_forget, window_range(config.window, T)),
-        BatchSampler("retain", operator.members("retain"), config.batch_retain, (0, T)),
-    ]
+    samplers = operator.samplers()
     if not config.holdout:
         return samplers, []
     key = (config.seed, "unlearn", operator.group)
