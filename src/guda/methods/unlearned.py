@@ -13,7 +13,7 @@ from guda.methods.elbo import ElboMethod, Set
 from guda.methods.reference import reference, reference_scores, reference_tasks
 from guda.methods.regroup import regrouped, task_grouping
 from guda.methods.terms import ModelRef, control_ref
-from guda.run.data import load_data, load_prompts, prompt_files
+from guda.run.data import load_data, prompt_files
 from guda.run.models import (
     architecture,
     conditional_name,
@@ -21,6 +21,8 @@ from guda.run.models import (
     load_model,
     model_files,
     need_training,
+    run_classes,
+    told,
     training_inputs,
 )
 from guda.run.run import Run
@@ -83,7 +85,10 @@ class Unlearned(ElboMethod):
         return dict(zip(self.seeds, self.sets(), strict=True)) if len(self.seeds) > 1 else {}
 
     def check(self) -> None:
-        check_kind(self.id, architecture(self.run).conditional)
+        classes, groups = run_classes(self.run), load_data(self.run).groups
+        check_kind(
+            self.id, architecture(self.run).kind, classes is not None and classes.are_groups(groups, self.groups)
+        )
         if self.operator.from_start and self.run.recipe.model.start is None:
             raise GudaError(
                 "pretrained-start-missing",
@@ -191,7 +196,7 @@ def fit_group(
         conditional = load_model(run, conditional_name(need_training(run).seed))
     notes: dict[str, Any] = {}
     assert isinstance(found, Unlearned)
-    model, prompts = load_model(run, found.origin), None if run.recipe.prompts is None else load_prompts(run)
+    model, prompts = load_model(run, found.origin), told(run)
     settled = found.settings
     latents, _ = training_inputs(run, model, flips(settled))
     settings = settled.model_copy(

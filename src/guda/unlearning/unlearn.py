@@ -20,6 +20,7 @@ import torch
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from guda.config import Config, TrainingConfig
+from guda.data.classes import Classes, class_numbers
 from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
@@ -141,7 +142,7 @@ class BatchSampler:
         prompts = () if inputs.prompts is None else tuple(inputs.prompts[i] for i in index)
         if prompts and (share := getattr(config, "prompt_dropout", 0.0)):
             dropped = generator(*key, "prompts").random(self.size) < share
-            prompts = tuple("" if d else p for p, d in zip(prompts, dropped, strict=True))
+            prompts = tuple(teacher.empty if d else p for p, d in zip(prompts, dropped, strict=True))
         cond = teacher.condition(prompts) if prompts else None
         cond = None if cond is None else cond.to(teacher.device)
         return Batch(x, t.to(teacher.device), eps, x_t, key, cond, prompts, index)
@@ -154,6 +155,8 @@ class Operator:
     summary: ClassVar[str] = ""  # one line: what it does
     Config: ClassVar[type[UnlearnConfig]] = UnlearnConfig
     conditional: ClassVar[bool | None] = False  # False: unconditional models only; True: conditional only; None: any
+    within_class: ClassVar[bool] = False  # class-conditional models: it removes part of a class; made with the Classes
+    by_label: ClassVar[bool] = False  # class-conditional models: it removes whole classes
     needs_conditional: ClassVar[bool] = False  # made with a fifth argument: a group-conditional Denoiser, null label
     needs_prompts: ClassVar[bool] = False  # made with a fifth argument: the Prompts of the data
     regroupable: ClassVar[bool] = True  # False: it needs the data's own groups, so random ones cannot be unlearned
@@ -239,14 +242,26 @@ def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
     return low, high
 
 
-def check_kind(operator_id: str, conditional: bool) -> None:
+def applies(cls: type[Operator], kind: str, whole_classes: bool = False) -> bool:
+    """Whether an operator is defined for a kind of model (`Denoiser.kind`); `whole_classes`: of a class-conditional
+    one, whether groups hold all images of a class, of which nothing is left within the class."""
+    if cls.conditional is None:
+        return True
+    if kind == "class-conditional":
+        return cls.by_label if whole_classes else cls.within_class
+    return cls.conditional == (kind == "text-to-image")
+
+
+def check_kind(operator_id: str, kind: str, whole_classes: bool = False) -> None:
     """Refuse an operator on the kind of model that it is not defined for, naming those that are."""
-    wanted = OPERATORS[operator_id].conditional
-    if wanted is not None and wanted != conditional:
-        kind = "conditional" if conditional else "unconditional"
-        known = [i for i, o in OPERATORS.items() if o.conditional in (None, conditional)]
+    if not applies(OPERATORS[operator_id], kind, whole_classes):
+        if kind == "class-conditional":
+            which = f"class-conditional models with groups that {'are' if whole_classes else 'are not'} whole classes"
+        else:
+            which = f"{kind} models"
+        known = [i for i, o in OPERATORS.items() if applies(o, kind, whole_classes)]
         raise GudaError(
-            "operator-model-unsupported", f"{operator_id} is not defined for {kind} models, use {' or '.join(known)}"
+            "operator-model-unsupported", f"{operator_id} is not defined for {which}, use {' or '.join(known)}"
         )
 
 
@@ -271,17 +286,23 @@ def make_operator(
     group: str,
     config: Any,
     conditional: Denoiser | None = None,
-    prompts: Prompts | None = None,
+    prompts: Prompts | Classes | None = None,
 ) -> Operator:
     """The operator for one group, refused where it is not defined."""
     cls: Any = OPERATORS.find(operator_id)
-    check_kind(operator_id, teacher.conditional)
+    classes = None
+    if teacher.n_classes is not None:
+        classes = prompts if isinstance(prompts, Classes) else class_numbers(data, teacher.n_classes)
+    empty = classes is not None and group != CONTROL and bool(classes.emptied(data.groups, group))
+    check_kind(operator_id, teacher.kind, empty)
+    if classes is not None:
+        prompts = classes
     if cls.conditional is None and teacher.conditional and prompts is None:
         raise GudaError(
             "training-prompts-missing",
             f"{operator_id} is not defined for conditional models without prompts of the training images",
         )
-    if cls.needs_prompts and (prompts is None or teacher.frozen is None):
+    if cls.needs_prompts and prompts is None:
         raise GudaError(
             "operator-needs-text", f"{operator_id} redirects prompts: it needs a text-to-image model and prompts=..."
         )
@@ -296,6 +317,7 @@ def make_operator(
             "conditional-model-unused", f"{operator_id} has no use for a conditional model; leave `conditional` out"
         )
     extra = [prompts] if cls.needs_prompts else [conditional] if cls.needs_conditional else []
+    extra = [classes] if cls.within_class and classes is not None else extra
     made: Operator = cls(teacher, data, group, config, *extra)
     return made
 
@@ -309,7 +331,7 @@ def unlearn_group(
     tick: Callable[[int, int], None] = lambda done, total: None,
     conditional: Denoiser | None = None,
     notes: dict[str, Any] | None = None,
-    prompts: Prompts | None = None,
+    prompts: Prompts | Classes | None = None,
     latents: Latents | None = None,
 ) -> Counterfactual:
     """theta_full with `group` unlearned; of a coupled operator also its control (CONTROL). `notes` is filled with what is worth knowing of the fit: steps taken, ..."""
@@ -318,6 +340,8 @@ def unlearn_group(
 
     config = OPERATORS.find(operator_id).settle(config, None)
     operator = make_operator(operator_id, teacher, data, group, config, conditional, prompts)
+    if teacher.n_classes is not None and prompts is None:
+        prompts = class_numbers(data, teacher.n_classes)
     student = Student(teacher, config, "" if operator.coupled else group)
     decay = getattr(config, "weight_decay", 0.0)
     optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=decay, fused=True)
