@@ -16,7 +16,6 @@ import argparse
 from pathlib import Path
 
 import conditional
-
 from guda import steps
 from guda.evaluation.results import read_results, write_results
 from guda.files import write_text
@@ -72,7 +71,9 @@ def main() -> None:
         datasets = {n: datasets[n] for n in DATASETS if n in datasets}
         write_results(file, "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/classes.py", datasets)
         text = "\n\n".join(conditional.markdown(n, e) for n, e in datasets.items())
-        write_text(RESULTS / "classes.md", f"# Class-conditional models\n\nWritten by `make bench-classes`.\n\n{text}\n")
+        write_text(
+            RESULTS / "classes.md", f"# Class-conditional models\n\nWritten by `make bench-classes`.\n\n{text}\n"
+        )
         print(name, "done", flush=True)
 
 

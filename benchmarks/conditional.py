@@ -11,7 +11,7 @@ minus_prompt.E.M                    Top-1 of M minus that of `prompt`, paired
 prompted_first.E                    share of pictures whose first group, by the mean retraining, is the prompted one
 top1_prompted.E.M, top1_cross.E.M   Top-1 on these, and on the others (M = logo: the ceiling's)
 of_ceiling_cross.E.M                top1_cross.E.M over that of logo
-function_cos.M.prompted, .other     cosine of what M and what a retraining change, for the prompted group, for the others
+function_cos.M.prompted, .other     cosine of what M and what a retraining change: the prompted group, the others
 evals_ratio_vs_logo.M               evaluations of one retraining over those of fitting M, per group
 """
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from path import ESTIMANDS, Figures, put, scoring
 
 from guda import steps
 from guda.evaluation.ceiling import compare, stripped_null
@@ -35,6 +34,7 @@ from guda.run.run import Run
 from guda.scoring.bands import Bands, default_edges
 from guda.steps.fit import Engine
 from guda.steps.function import changes_function, fidelity, product_tasks, products_of
+from path import ESTIMANDS, Figures, put, scoring
 
 LOW = 100  # of a thousand timesteps: below, luck dominates
 PICTURES = 60  # of function-space cosines
@@ -144,14 +144,16 @@ def markdown(name: str, entry: DatasetEntry, kinds: Sequence[str] = ("path-exces
             f"first is the prompted group for {f[f'prompted_first.{kind}']:.0%}; Top-1 of a retraining on the others "
             f"{cell(f'top1_cross.{kind}.logo')}.",
             "",
-            "| method | Top-1 | Spearman | of the ceiling, Top-1 | Spearman | minus prompt | Top-1, prompted first | not |",
+            "| method | Top-1 | Spearman | of ceiling, Top-1 | Spearman | minus prompt | Top-1, prompted first | not |",
             "|---|---|---|---|---|---|---|---|",
         ]
-        rows = [k.removeprefix(f"top1.{kind}.") for k in f if k.startswith(f"top1.{kind}.") and k[-3:] not in (".lo", ".hi")]
+        rows = [
+            k.removeprefix(f"top1.{kind}.") for k in f if k.startswith(f"top1.{kind}.") and k[-3:] not in (".lo", ".hi")
+        ]
         for m in rows:
-            keys = [f"top1.{kind}.{m}", f"spearman.{kind}.{m}", f"of_ceiling.{kind}.{m}", f"of_ceiling_spearman.{kind}.{m}",
-                    f"minus_prompt.{kind}.{m}", f"top1_prompted.{kind}.{m}", f"top1_cross.{kind}.{m}"]  # fmt: skip
-            lines.append("| " + " | ".join([m, *map(cell, keys)]) + " |")
+            columns = ("top1", "spearman", "of_ceiling", "of_ceiling_spearman", "minus_prompt", "top1_prompted")
+            cells = [cell(f"{column}.{kind}.{m}") for column in (*columns, "top1_cross")]
+            lines.append("| " + " | ".join([m, *cells]) + " |")
         lines.append("")
     found = [k.split(".")[1] for k in f if k.startswith("function_cos.") and k.endswith(".prompted")]
     lines += ["| cosine with a retraining's change | prompted group | other groups |", "|---|---|---|"]

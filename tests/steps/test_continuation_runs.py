@@ -155,6 +155,8 @@ def test_a_short_retraining_begins_at_the_start(tmp_path: Path) -> None:
     steps.sample(run, Inline())
     scores = steps.score(run, SET, ["short"], Inline())["short"]
     assert np.isfinite(scores.score).all()
-    assert {ref.base for full, others in get_method(run, "short").sets() for ref in (full, *others.values())} == {"start"}
+    assert {ref.base for full, others in get_method(run, "short").sets() for ref in (full, *others.values())} == {
+        "start"
+    }
     assert bank_verify(run)["problems"] == []
     assert all(row.base_ok for row in bank_list(run))

@@ -59,7 +59,9 @@ def test_one_step_of_a_linear_model_is_the_one_by_hand(
     settings = config(clip=clip, weight_decay=0.2)
     made = unlearn_group(linear, data, group, "continuation", settings).apply(linear).weights()["w"]
     batch = drawn(linear, data, settings, group)
-    inside = np.zeros(data.n, bool) if group == CONTROL else np.array(data.groups.labels) == data.groups.names.index(group)
+    inside = np.zeros(data.n, bool)
+    if group != CONTROL:
+        inside = data.groups.membership[:, data.groups.index(group)]
     w = linear.weights()["w"].double()
     g = torch.zeros_like(w)
     kept = [i for i, image in enumerate(batch.index) if not inside[image]]
@@ -102,7 +104,9 @@ def test_an_image_of_two_groups_leaves_with_either(linear: Denoiser, data: Image
         operator = make_operator("continuation", linear, shared, group, settings)
         batch = drawn(linear, shared, settings, group)
         errors = [
-            float((linear.raw(batch.x_t[i : i + 1], batch.t[i : i + 1]) - batch.eps[i : i + 1]).square().mean())
+            float(
+                (linear.raw(batch.x_t[i : i + 1], batch.t[i : i + 1]) - batch.eps[i : i + 1]).square().mean().detach()
+            )
             for i in range(20)
             if not member[batch.index[i], k]
         ]

@@ -43,7 +43,7 @@ def sample(
     prompts: Sequence[str] | None = None,
     tick: Tick = lambda done, total: None,
 ) -> np.ndarray:
-    """uint8 [n, C, H, W], one image per index; `prompts`: what a conditional model is told of each, without guidance."""
+    """uint8 [n, C, H, W], one image per index; `prompts`: what a conditional model is told of each, no guidance."""
     from diffusers import DDPMScheduler
 
     if denoiser.conditional and prompts is None:

@@ -67,7 +67,9 @@ class Prompt(Method):
 
     def check(self) -> None:
         if self.run.recipe.prompts is None and run_classes(self.run) is None:
-            raise GudaError("prompt-model-unsupported", "prompt is a baseline for models that are told a prompt or a class")
+            raise GudaError(
+                "prompt-model-unsupported", "prompt is a baseline for models that are told a prompt or a class"
+            )
 
     def fit(self) -> list[Task]:
         return []

@@ -56,11 +56,14 @@ class ModelRef:
         """The full model, or the control, that a counterfactual is compared with."""
         if self.counterfactual is None or self.against == self.counterfactual:
             return None
-        return control_ref(self.base, self.against) if self._controlled else ModelRef(self.against or self.base)
+        if self._control is not None:
+            return control_ref(self.base, self._control)
+        return ModelRef(self.against or self.base)
 
     @property
-    def _controlled(self) -> bool:
-        return self.against is not None and self.against.endswith(".safetensors")
+    def _control(self) -> str | None:
+        """The file of the control it is compared with."""
+        return self.against if self.against is not None and self.against.endswith(".safetensors") else None
 
     def identity(self, run: Run) -> str:
         """Changes with the weights."""
@@ -78,7 +81,7 @@ class ModelRef:
         files = model_files(run, self.base) + ((self.counterfactual,) if self.counterfactual else ())
         if self.against is None:
             return files
-        return (*files, *((self.against,) if self._controlled else model_files(run, self.against)))
+        return (*files, *(model_files(run, self.against) if self._control is None else (self._control,)))
 
 
 def control_ref(base: str, file: str) -> ModelRef:

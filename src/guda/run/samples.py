@@ -1,7 +1,7 @@
 """The query set defined by the recipe: samples of the run's own model, drawn in resumable blocks.
 
-Unconditional models: `n` ancestral samples; class-conditional ones: of the classes in turn. Text-to-image models: one picture of every chosen object in every style
-that is asked about, by its evaluation prompt.
+Unconditional models: `n` ancestral samples; class-conditional ones: `n` of the classes in turn. Text-to-image models:
+one picture of every chosen object in every style that is asked about, by its evaluation prompt.
 """
 
 from __future__ import annotations
@@ -164,7 +164,10 @@ def collect_samples(run: Run, config: QueriesConfig, name: str | None = None) ->
         images = _drawn_blocks(run, config).concat("images")[:count]
         if run.recipe.prompts is None:
             classes = asked_classes(run, range(count))
-            ids, prompts = tuple(sample_id(config.seed, i) for i in range(count)), classes and tuple(classes)
+            ids, prompts = (
+                tuple(sample_id(config.seed, i) for i in range(count)),
+                None if classes is None else tuple(classes),
+            )
         else:
             ids, prompts = (tuple(column) for column in zip(*prompt_list(run, config), strict=True))
         Queries(ids, images, prompts, name).save(run.path("queries", name))

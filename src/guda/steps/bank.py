@@ -46,7 +46,9 @@ class Stored:
 def _files(run: Run) -> list[str]:
     """Stored by methods that keep counterfactuals, whatever their settings were; samples are artifacts too."""
     keepers = {name for name, cls in METHODS.items() if cls.counterfactuals}
-    found = [p.relative_to(run.root) for files in (FILES, CONTROL_FILE, RULE) for p in run.path("artifacts").rglob(files)]
+    found = [
+        p.relative_to(run.root) for files in (FILES, CONTROL_FILE, RULE) for p in run.path("artifacts").rglob(files)
+    ]
     return sorted(str(p) for p in found if p.parts[1].rpartition("-")[0] in keepers)
 
 

@@ -149,8 +149,8 @@ def _answered(run: Run, gold: np.ndarray, scores: dict[str, Scores]) -> tuple[di
 def _prompted(
     run: Run, queries: Queries, gold: np.ndarray, values: dict[str, np.ndarray]
 ) -> tuple[dict[str, float], list[str]]:
-    """Agreement apart for pictures whose first group, by the mean retraining, is the one that their prompt asks for, and
-    for those where it is another: reading the prompt finds all of the former and none of the latter."""
+    """Agreement apart for pictures whose first group, by the mean retraining, is the one that their prompt asks for,
+    and for those where it is another: reading the prompt finds all of the former and none of the latter."""
     asked = prompted_groups(run, queries)
     if asked is None:
         return {}, []

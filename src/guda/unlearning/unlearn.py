@@ -316,8 +316,9 @@ def make_operator(
         raise GudaError(
             "conditional-model-unused", f"{operator_id} has no use for a conditional model; leave `conditional` out"
         )
-    extra = [prompts] if cls.needs_prompts else [conditional] if cls.needs_conditional else []
-    extra = [classes] if cls.within_class and classes is not None else extra
+    extra: list[Any] = [prompts] if cls.needs_prompts else [conditional] if cls.needs_conditional else []
+    if cls.within_class and classes is not None:
+        extra = [classes]
     made: Operator = cls(teacher, data, group, config, *extra)
     return made
 
@@ -334,7 +335,8 @@ def unlearn_group(
     prompts: Prompts | Classes | None = None,
     latents: Latents | None = None,
 ) -> Counterfactual:
-    """theta_full with `group` unlearned; of a coupled operator also its control (CONTROL). `notes` is filled with what is worth knowing of the fit: steps taken, ..."""
+    """theta_full with `group` unlearned; of a coupled operator also its control (CONTROL). `notes` is filled with what
+    is worth knowing of the fit: steps taken, ..."""
     from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 

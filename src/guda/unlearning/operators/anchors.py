@@ -45,9 +45,7 @@ class Anchors(Operator):
     regroupable = False  # a random group has no style to be redirected from
     strategy: ClassVar[Strategy]
 
-    def __init__(
-        self, teacher: Denoiser, data: ImageData, group: str, config: Any, prompts: Prompts | Classes
-    ) -> None:
+    def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any, prompts: Prompts | Classes) -> None:
         super().__init__(teacher, data, group, config)
         self.anchor: Anchor
         if isinstance(prompts, Classes):
@@ -107,5 +105,7 @@ class Uniform(Anchors):
 
 @operator("anchors-removed")
 class Removed(Anchors):
-    summary = "conditional models: redirect the group's prompts (or class) to themselves without a style (the null label)"
+    summary = (
+        "conditional models: redirect the group's prompts (or class) to themselves without a style (the null label)"
+    )
     strategy = "removed"
