@@ -18,13 +18,14 @@ evals_ratio_vs_logo.M               evaluations of one retraining over those of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from guda import steps
 from guda.evaluation.ceiling import compare, stripped_null
 from guda.evaluation.results import DatasetEntry, dataset_entry
-from guda.methods.base import get_method
+from guda.methods.base import Method, get_method, make_method
 from guda.methods.elbo import has_counterfactuals, run_oracle
 from guda.methods.prompt import prompted_groups
 from guda.methods.terms import load_queries
@@ -36,12 +37,17 @@ from guda.steps.fit import Engine
 from guda.steps.function import changes_function, fidelity, product_tasks, products_of
 from path import ESTIMANDS, Figures, put, scoring
 
+Variants = dict[str, tuple[str, dict[str, Any]]]  # label -> method, settings
+
 LOW = 100  # of a thousand timesteps: below, luck dominates
 PICTURES = 60  # of function-space cosines
 
 
-def measure(run: Run, queries: str, methods: Sequence[str], engine: Engine) -> DatasetEntry:
-    """The table of one data set; the entry's own rows are those of path-excess."""
+def measure(
+    run: Run, queries: str, methods: Sequence[str], engine: Engine, variants: Variants | None = None
+) -> DatasetEntry:
+    """The table of one data set; the entry's own rows are those of path-excess. `variants`: methods with settings that
+    are not the recipe's, by the name that they have in the table."""
     figures: Figures = {}
     pictures, oracle = load_queries(run, queries), run_oracle(run)
     seeds, T = list(oracle.seed_sets()), run_schedule(run).T
@@ -59,6 +65,10 @@ def measure(run: Run, queries: str, methods: Sequence[str], engine: Engine) -> D
                 bands = list(ranges.values())
                 gold = oracle_values(run, queries, bands)
                 values = {m: get_method(run, m).values(pictures, bands) for m in every}
+                for label, found in made(run, variants).items():
+                    engine(run, found.fit(), f"fit {label}")
+                    engine(run, found.score(pictures, set()), f"score {label}")
+                    values[label] = found.values(pictures, bands)
             for i, end in enumerate(ranges):
                 own = {m: v[i] for m, v in values.items()}
                 found = table(figures, kind + end, gold[i], own, prompted)
@@ -68,8 +78,15 @@ def measure(run: Run, queries: str, methods: Sequence[str], engine: Engine) -> D
     for m in methods:
         if (evals := get_method(run, m).fit_evals()) > 0:
             figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / evals
+    for label, one in made(run, variants).items():
+        figures[f"evals_ratio_vs_logo.{label}"] = oracle.fit_evals() / one.fit_evals()
     found, told = entry
     return dataset_entry(found, seeds, told.estimand, figures=figures, unit=told.unit, sign=told.sign)
+
+
+def made(run: Run, variants: Variants | None) -> dict[str, Method]:
+    """With the run's present scoring."""
+    return {label: make_method(run, name, settings) for label, (name, settings) in (variants or {}).items()}
 
 
 def oracle_values(run: Run, queries: str, bands: Sequence[Bands]) -> list[np.ndarray]:

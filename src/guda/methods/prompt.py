@@ -65,8 +65,15 @@ class Prompt(Method):
     unit = "1"
     summary = "conditional models: the prompted style or class first (a baseline; no counterfactual)"
 
+    def fitted(self) -> bool:
+        """Nothing is fitted; whether prompts of this run can name a group."""
+        if self.run.recipe.prompts is not None:
+            return True
+        classes = run_classes(self.run)
+        return classes is not None and bool(classes.group_of(load_data(self.run).groups, scored_groups(self.run)))
+
     def check(self) -> None:
-        if self.run.recipe.prompts is None and run_classes(self.run) is None:
+        if not self.fitted():
             raise GudaError(
                 "prompt-model-unsupported", "prompt is a baseline for models that are told a prompt or a class"
             )

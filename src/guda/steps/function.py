@@ -158,7 +158,7 @@ def fidelity(
     for low, high in [(0, edges[-1]), *pairwise(edges)]:
         inside = (t >= low) & (t < high)
         drawn = inside.any(axis=(0, 2))  # pictures with a draw in this band
-        if not drawn.any():
+        if drawn.sum() < 2:  # no interval
             continue
         cos = cosines(np.where(inside[:, :, None, :, None, None], p, 0.0).mean(axis=0).sum(axis=2))[drawn]
         values = {m: cos[..., i, seeds].mean(axis=-1) for i, m in enumerate(names) if i >= n_seeds}
