@@ -105,8 +105,8 @@ METHODS = Registry[type[Method]](
     [
         f"guda.methods.{name}"
         for name in (
-            "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "similarity", "synthesized",
-            "unlearned",
+            "blend", "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "prompt", "similarity",
+            "synthesized", "unlearned",
         )
     ],
 )  # fmt: skip

@@ -21,7 +21,7 @@ from guda.steps.fit import (
 )
 from guda.steps.function import evaluate_cross, evaluate_function
 from guda.steps.health import health, health_methods
-from guda.steps.init import init, status
+from guda.steps.init import applicable, init, status
 from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_path
 from guda.steps.memory import plan_memory
 from guda.steps.pairs import pairs, parse_pairs
@@ -63,6 +63,7 @@ __all__ = [
     "Engine",
     "ablate",
     "add_queries",
+    "applicable",
     "ask_origins",
     "band_shares",
     "calibrate",
