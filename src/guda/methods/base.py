@@ -105,7 +105,7 @@ METHODS = Registry[type[Method]](
     [
         f"guda.methods.{name}"
         for name in (
-            "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "similarity", "synthesized",
+            "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "similarity", "subsets", "synthesized",
             "unlearned",
         )
     ],
