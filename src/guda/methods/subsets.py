@@ -1,6 +1,6 @@
 """subsets: models trained on random halves of the groups, in complementary pairs.
 
-    pair p:   z_p in {0, 1}^G, each group in or out by a fair coin;   models of S_p = {k : z_pk = 1} and of its complement
+    pair p:   every group is in S_p or not by a fair coin;   one model is trained on S_p, one on its complement
 
 LOGO asks about one group at a time, so of M trainings only M / G speak about a group. Here every model speaks about
 every group: half of them have seen it, and the regression of methods/datamodel.py weighs all of them (a weighing
@@ -8,8 +8,9 @@ design). A pair shares its seed, so both of its models start from the same weigh
 images that are left out (diffusion/stream.py); other pairs have other seeds, so the spread between pairs contains the
 randomness of training. Every model takes the recipe's number of steps, from its pretrained start where it has one.
 
-**What a model of S has seen**: an image is left out if any of its groups is left out, as everywhere in guda (docs/groups.md).
-Images of no scored group are always in. A pair that would leave a model without images is drawn again.
+What a model of S has seen: an image is left out if any of its groups is left out, as everywhere in guda
+(docs/groups.md). Images of no scored group are always in. A pair that would leave a model without images is drawn
+again.
 
 The draw of a pair is a function of (seed, pair) alone: 128 models contain the first 64.
 
@@ -91,6 +92,7 @@ class Subsets(Method):
     trains = True
     oracle = True
     ranks_groups = False
+    scored = False
 
     @property
     def groups(self) -> tuple[str, ...]:
