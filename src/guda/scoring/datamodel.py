@@ -96,7 +96,7 @@ def fit(inside: np.ndarray, first: np.ndarray, second: np.ndarray, ridge: float 
     elif ridge is not None:
         chosen = np.full(differences.shape[1], ridge * pairs)
     else:
-        chosen = _left_out(u, s, differences)
+        chosen = left_out_ridge(u, s, differences)
     kept = s**2 / (s**2 + chosen[:, None])  # [Q, G]
     kept = np.where(s > 0, kept, 0.0)
     df = pairs - kept.sum(axis=1)
@@ -114,7 +114,7 @@ def fit(inside: np.ndarray, first: np.ndarray, second: np.ndarray, ridge: float 
     )  # fmt: skip
 
 
-def _left_out(u: np.ndarray, s: np.ndarray, differences: np.ndarray) -> np.ndarray:
+def left_out_ridge(u: np.ndarray, s: np.ndarray, differences: np.ndarray) -> np.ndarray:
     """[Q]: the lambda of the grid whose fits predict the pair that they leave out best."""
     pairs = len(u)
     projected, errors = u.T @ differences, []
