@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from subsetrun import MODELS, trained_root
 from tinyrun import SET, Inline, copy_run, finished_root
 
 from guda import steps
@@ -22,18 +22,6 @@ from guda.methods.terms import load_queries, run_scorer
 from guda.run.run import Run
 from guda.scoring.reading import CLOSER_EXCESS_SIGN, HALF_SIGN
 from refusals import refused
-
-MODELS = 16
-
-
-@functools.cache
-def trained_root() -> Path:
-    root = finished_root().parent / "with-subsets"
-    run = copy_run(root)
-    steps.update_settings(run, "subsets", {"models": MODELS})
-    steps.fit(run, ["subsets"], Inline())
-    steps.score(run, SET, ["datamodel"], Inline())
-    return root
 
 
 @pytest.fixture

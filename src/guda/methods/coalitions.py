@@ -11,7 +11,7 @@ All are nats relative to the full model, v(all) = 0 (scoring/coalition.py), at t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -49,6 +49,7 @@ class Ask:
     value: Value
     parcels: tuple[int, ...]
     coalitions: tuple[tuple[int, ...], ...] | None = None  # values of these; None: shares
+    pooled: bool = True  # the pooled density is in every coalition; False: none of them is empty, and it is not needed
     tolerance: float = 0.02  # standard error over orders, of v(all) - v(nothing), at which a picture is settled
     orders: int = 256  # pairs of orders at most
     seed: int = 0
@@ -128,6 +129,8 @@ def evaluate(run: Run, queries: Queries, ask: Ask) -> dict[str, np.ndarray]:
     config = posterior(run).config
     assert isinstance(config, RuleConfig)
     pooled = Pooled.fit(model.encode(data.images), config.floor)
+    if not ask.pooled:
+        pooled = replace(pooled, log_share=-np.inf)
     columns = [data.groups.index(g) for g in ask.groups]
     rule = CoalitionRule(load_rule(run, posterior(run).rule), pooled, columns, ask.parcels)
     weights, block, x0 = scorer.weights(), scorer.settings.block, model.encode(queries.images)

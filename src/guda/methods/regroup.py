@@ -189,7 +189,7 @@ class Unions(Grouping):
         if not method.regroupable or not method.unlearns or architecture(method.run).conditional:
             raise GudaError(
                 "union-method-unsupported",
-                f"{method.method_id} does not unlearn several groups together here; give --by posterior, or an operator "
+                f"{method.method_id} cannot unlearn several groups together here; give --by posterior, or an operator "
                 "that works on images alone (retrack, shift)",
             )
 

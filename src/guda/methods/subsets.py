@@ -92,6 +92,7 @@ class Subsets(Method):
     trains = True
     oracle = True
     ranks_groups = False
+    by_terms = True
     scored = False
 
     @property

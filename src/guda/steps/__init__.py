@@ -54,12 +54,15 @@ from guda.steps.settings import (
     set_values,
     update_settings,
 )
+from guda.steps.shares import ShareOptions, read_shares, shares, shares_file
 from guda.steps.tune import tune
+from guda.steps.without import without, without_file
 
 __all__ = [
     "Budget",
     "ClusterConfig",
     "Engine",
+    "ShareOptions",
     "ablate",
     "add_queries",
     "ask_origins",
@@ -107,6 +110,7 @@ __all__ = [
     "ray_engine",
     "read_ablation",
     "read_sanity",
+    "read_shares",
     "read_space",
     "sample",
     "sanity",
@@ -115,6 +119,8 @@ __all__ = [
     "scores_folder",
     "scores_path",
     "set_values",
+    "shares",
+    "shares_file",
     "status",
     "train",
     "tune",
@@ -124,4 +130,6 @@ __all__ = [
     "variant",
     "warnings",
     "watch",
+    "without",
+    "without_file",
 ]
