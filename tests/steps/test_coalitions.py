@@ -181,7 +181,7 @@ def test_from_the_command_line(run: Run) -> None:
 def test_nothing_is_the_pretrained_start_where_there_is_one(tmp_path: Path) -> None:
     start = finished_root() / "models" / "full-s0"
     recipe = tiny(
-        digits_folder(), model={"net": None, "options": {}, "scheduler": None, "start": str(start)},
+        digits_folder(), model={"start": str(start)},
         training={"steps": 10, "lr": 1e-4}, methods={"subsets": {"models": 8}}, queries={"n": 4},
     )  # fmt: skip
     run = steps.init(tmp_path / "tuned", recipe)

@@ -82,6 +82,10 @@ class Method(ABC):
         """Scores by every round of draws alone, [rounds, Q, G]; of oracles."""
         raise NotImplementedError(self.method_id)
 
+    def average_tasks(self, planned: set[str], queries: Queries | None = None) -> list[Task]:
+        """What evaluates its models on the average's pictures, unless these are the queries; see `score`."""
+        return []
+
     def all_scores(self, queries: Queries, bands: Bands | None = None) -> dict[str, Scores]:
         """Its scores, and those of every repetition by itself, from one reading of the files."""
         return {self.method_id: self.scores(queries, bands)}

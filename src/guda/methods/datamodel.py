@@ -122,14 +122,15 @@ class DatamodelMethod(Method):
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         tasks = self.subsets.score(queries, planned)
-        if not self.run.recipe.scoring.excess:
-            return tasks
+        return tasks + (self.average_tasks(planned, queries) if self.run.recipe.scoring.excess else [])
+
+    def average_tasks(self, planned: set[str], queries: Queries | None = None) -> list[Task]:
         pictures = average_pictures(self.run)
-        if pictures.digest == queries.digest:
-            return tasks
+        if queries is not None and pictures.digest == queries.digest:
+            return []
         models = [m for m in self.subsets.models() if f"{pictures.name}:{m.key}" not in planned]
         planned.update(f"{pictures.name}:{m.key}" for m in models)
-        return tasks + score_tasks(self.run, pictures, models, self.subsets.method_id)
+        return score_tasks(self.run, pictures, models, self.subsets.method_id)
 
     def score_evals(self) -> float:
         from guda.run.plan import run_plan

@@ -60,7 +60,7 @@ def draw_pair(membership: np.ndarray, seed: int, pair: int) -> np.ndarray:
     """bool [groups]: the first half of a pair. `membership`: bool [images, groups], of the groups that are drawn."""
     n = membership.shape[1]
     for attempt in range(ATTEMPTS):
-        inside = generator(seed, "subset", pair, attempt).random(n) < 0.5
+        inside: np.ndarray = np.asarray(generator(seed, "subset", pair, attempt).random(n) < 0.5)
         if all(half.any() and not left_out(membership, half).all() for half in (inside, ~inside)):
             return inside
     raise GudaError(

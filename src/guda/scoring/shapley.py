@@ -97,46 +97,44 @@ def by_orders(
 
     `value`: coalitions int [N, G] -> values [N, R, Q, S]; `size`: sums up [..., R, Q, S] -> [..., Q]. What a picture
     gets is a function of that picture: it is settled at its own number of orders, whatever pictures it comes with."""
-    groups = len(parcels)
-    total = squares = first = settled = shares = variance = counted = None
-    n = 0
+    groups, n = len(parcels), 0
+    total = first = squares = np.zeros(0)
+    found: Estimated | None = None
     while n < most:
-        pairs = range(n, min(n + batch, most))
-        orders = [[order(parcels, 2 * p + h, seed) for h in (0, 1)] for p in pairs]
-        walks = np.concatenate([walk(one, groups) for pair in orders for one in pair])
-        unique, place = np.unique(walks, axis=0, return_inverse=True)
-        values = value(unique)
-        steps = np.diff(values[place].reshape(len(pairs), 2, -1, *values.shape[1:]), axis=2)  # [pairs, 2, P, ...]
-        drawn = np.zeros((len(pairs), groups, *values.shape[1:]))
-        for i, pair in enumerate(orders):
-            for half, one in enumerate(pair):
-                np.add.at(drawn[i], one, steps[i, half] / 2)
+        drawn = _pairs_of_orders(parcels, range(n, min(n + batch, most)), value, seed)
         sizes = size(drawn)  # [pairs, G, Q]
-        if total is None:
-            total, squares, first = drawn.sum(axis=0), (sizes**2).sum(axis=0), sizes.sum(axis=0)
+        if found is None:
             q = sizes.shape[-1]
-            settled, counted = np.zeros(q, bool), np.zeros(q, np.int64)
-            shares, variance = np.zeros_like(total), np.zeros((groups, q))
-        else:
-            total, squares, first = (
-                total + drawn.sum(axis=0),
-                squares + (sizes**2).sum(axis=0),
-                first + sizes.sum(axis=0),
-            )
-        n = pairs.stop
+            total, first, squares = np.zeros(drawn.shape[1:]), np.zeros((groups, q)), np.zeros((groups, q))
+            found = Estimated(np.zeros(drawn.shape[1:]), np.zeros((groups, q)), np.zeros(q, np.int64))
+        total, first, squares = total + drawn.sum(axis=0), first + sizes.sum(axis=0), squares + (sizes**2).sum(axis=0)
+        n += len(drawn)
         mean = first / n
         spread = np.maximum(squares / n - mean**2, 0.0) / max(n - 1, 1)
         enough = np.sqrt(spread).max(axis=0) <= tolerance * np.abs(mean.sum(axis=0))
-        new = ~settled & (enough | (n >= most))
-        shares[:, :, new] = total[:, :, new] / n
-        variance[:, new], counted[new] = spread[:, new], n
-        settled |= new
-        if settled.all():
+        new = (found.orders == 0) & (enough | (n >= most))
+        found.shares[:, :, new] = total[:, :, new] / n
+        found.variance[:, new], found.orders[new] = spread[:, new], n
+        if found.orders.all():
             break
-    assert shares is not None
-    assert variance is not None
-    assert counted is not None
-    return Estimated(shares, variance, counted)
+    assert found is not None
+    return found
+
+
+def _pairs_of_orders(
+    parcels: Sequence[int], pairs: range, value: Callable[[np.ndarray], np.ndarray], seed: int
+) -> np.ndarray:  # fmt: skip
+    """[pairs, G, ...]: what each group's parcels add along an order and its reverse, their mean."""
+    orders = [[order(parcels, 2 * p + h, seed) for h in (0, 1)] for p in pairs]
+    walks = np.concatenate([walk(one, len(parcels)) for pair in orders for one in pair])
+    unique, place = np.unique(walks, axis=0, return_inverse=True)
+    values = value(unique)
+    steps = np.diff(values[place.reshape(-1)].reshape(len(pairs), 2, -1, *values.shape[1:]), axis=2)
+    drawn = np.zeros((len(pairs), len(parcels), *values.shape[1:]))
+    for i, pair in enumerate(orders):
+        for half, one in enumerate(pair):
+            np.add.at(drawn[i], one, steps[i, half] / 2)
+    return drawn
 
 
 # ---- trained coalitions ---------------------------------------------------------------------------------------------

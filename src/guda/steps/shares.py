@@ -277,7 +277,7 @@ def _by_halves(
     table = _halved(found.shares, found.covariance, rows, scoring, df)
     mean = kernel_regression(first, apart.mean(axis=1, keepdims=True), whole.mean(keepdims=True))
     together = np.sqrt((scoring**2).sum(axis=1, keepdims=True)) / queries.n
-    collection = _halved(mean.shares, mean.covariance, rows, together, df)
+    collection = _halved(found.shares.mean(axis=0)[None], mean.covariance, rows, together, df)
     made = "trained" if options.engine == "subsets" else "unlearned"
     note = (
         f"Regression on {values.pairs} pairs of {made} halves with Shapley's weights; intervals contain what another "
