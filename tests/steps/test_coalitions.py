@@ -192,3 +192,20 @@ def test_nothing_is_the_pretrained_start_where_there_is_one(tmp_path: Path) -> N
     assert found.nothing == "the pretrained start"
     with refused("coalition-nothing-unsupported"):
         steps.shares(run, name, ShareOptions(engine="subsets", value="path"), Inline())
+
+
+def test_the_report_shows_what_was_computed(run: Run) -> None:
+    from guda.report.content import Content
+    from guda.report.page import write_content
+
+    def page() -> str:
+        return write_content(Content.read(run, SET), run.path("report.html"), drawn=False).read_text()
+
+    assert 'id="coalitions"' not in page()
+    steps.evaluate(run, SET)
+    steps.shares(run, SET, ShareOptions(pool=False), Inline())
+    steps.without(run, SET, ["0"], "subsets", None, Inline())
+    shown = page()
+    assert 'id="coalitions"' in shown
+    for text in ("v(all) - v(nothing)", "Without 0 (16 of 48 training images)", "linear datamodeling score"):
+        assert text in shown, text

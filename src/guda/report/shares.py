@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from guda.evaluation.shares import VALUES, SharesFile
+from guda.evaluation.results import DatasetEntry
+from guda.evaluation.shares import SharesFile, shares_table
+from guda.evaluation.tables import lds_table
+from guda.evaluation.without import without_tables
 from guda.report.figures import INK, OKABE_ITO, drawing
+from guda.run.run import Run
+from guda.steps.shares import read_shares
+from guda.steps.without import read_without
+from guda.table import Table
+
+MOST_LOST = 5  # pictures of an opt-out that are listed
 
 
 def draw_shares(found: SharesFile, path: Path, most: int = 30) -> Path:
@@ -25,9 +34,10 @@ def draw_shares(found: SharesFile, path: Path, most: int = 30) -> Path:
     return path
 
 
-def about(found: SharesFile) -> str:
-    """One sentence for the report."""
-    return (
-        f"Shapley values of the {VALUES[found.value]}, by {found.engine}. They add up to {found.total.mean:.3g} nats "
-        f"per picture, what the model gains over nothing; nothing is {found.nothing}."
-    )
+def coalition_tables(run: Run, name: str, entry: DatasetEntry | None) -> list[Table]:
+    """What the report shows of several groups together: shares, opt-outs, and the LDS of every method."""
+    tables = [shares_table(found) for found in read_shares(run, name)]
+    for found in read_without(run, name):
+        tables += without_tables(found, MOST_LOST)
+    lds = None if entry is None else lds_table(name, entry)
+    return tables + ([] if lds is None else [lds])

@@ -23,7 +23,7 @@ from guda.errors import GudaError
 from guda.evaluation.intervals import Figure, bootstrap_mean
 from guda.evaluation.lds import cross_fitted, lds
 from guda.evaluation.without import Check, Loss, WithoutFile, pictures_table
-from guda.files import digest, write_json, write_text
+from guda.files import digest, read_json, write_json, write_text
 from guda.methods.coalitions import Ask, coalition_tasks, read_coalitions
 from guda.methods.elbo import ElboMethod
 from guda.methods.reference import Reference, reference
@@ -89,6 +89,11 @@ def without(
 
 def without_file(run: Run, found: WithoutFile) -> Path:
     return run.path("without", found.queries, f"{found.engine}-{digest(found.groups, 8)}.json")
+
+
+def read_without(run: Run, name: str) -> list[WithoutFile]:
+    """All that were predicted of a query set."""
+    return [WithoutFile.model_validate(read_json(p)) for p in sorted(run.path("without", name).glob("*.json"))]
 
 
 def _losses(
