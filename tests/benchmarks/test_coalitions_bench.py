@@ -17,9 +17,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_figures_of_a_tiny_run(tmp_path: Path) -> None:
-    import coalitions
     from subsetrun import MODELS, trained_root
     from tinyrun import Inline, copy_run
+
+    import coalitions
 
     run = copy_run(tmp_path / "digits", trained_root())
     methods = ("retrack", "posterior", "similarity-pixel")

@@ -71,6 +71,11 @@ def test_it_is_an_oracle_and_every_method_has_an_lds(run: Run) -> None:
     assert "lds_ceiling" in entry.figures
     again = DatasetEntry.model_validate(entry.model_dump(mode="json"))
     assert again == entry
+    folder = steps.scores_folder(run, SET)
+    kept = (folder / "evaluation.json").read_bytes()
+    steps.evaluate(against, SET)
+    assert (folder / "evaluation.json").read_bytes() == kept  # the run's own comparison stays
+    assert (folder / "evaluation-against-datamodel.json").is_file()
     by_logo = steps.evaluate(run, SET)  # logo stays the run's oracle, datamodel a method
     assert by_logo.oracle is None
     assert "oracle" not in by_logo.model_dump(mode="json")

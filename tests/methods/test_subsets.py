@@ -106,6 +106,17 @@ def test_a_killed_training_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     assert digests(stopped) == digests(whole)
 
 
+def test_the_plan_prices_every_training(tmp_path: Path) -> None:
+    run = steps.init(tmp_path / "run", tiny(digits_folder(), methods=MODELS))
+    rows = {row["what"]: row for row in steps.plan(run, ["subsets", "datamodel"], 12, 1)["rows"]}
+    training = 3 * 40 * 32
+    assert rows["fit subsets"]["evals"] == 4 * training
+    assert rows["fit datamodel"]["evals"] == 0  # the same models
+    draws = 12 * 6 * 2 * 2  # pictures, strata, rounds, antithetic
+    assert rows["score 12 queries by subsets"]["evals"] == 5 * draws  # and the full model
+    assert rows["score 12 queries by datamodel"]["evals"] == 0
+
+
 def test_refusals(tmp_path: Path) -> None:
     run = steps.init(tmp_path / "run", tiny(digits_folder()))
     with refused("setting-invalid"):

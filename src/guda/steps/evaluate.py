@@ -90,10 +90,12 @@ def evaluate(
         attributable=_attributable(run, name, [oracle, *methods], scores, bands),
     )  # fmt: skip
     value = entry.model_dump(mode="json")
+    other = run.recipe.evaluation.against != run.stored_recipe.evaluation.against
+    file = f"evaluation-against-{oracle.method_id}.json" if other else "evaluation.json"
     if bands is not None:
-        write_json(scores_folder(run, name, bands.slug) / "evaluation.json", value)
+        write_json(scores_folder(run, name, bands.slug) / file, value)
         return entry
-    write_json(scores_folder(run, name) / "evaluation.json", value)
+    write_json(scores_folder(run, name) / file, value)
     if own and not run.changes:
         write_json(run.path("evaluation.json"), value)
     return entry
