@@ -117,8 +117,8 @@ class Unlearned(ElboMethod):
         known = load_data(self.run).groups
         if group in known.leaf_names:
             return 1.0
-        mean = sum(known.sizes[k] for k in known.leaves) / len(known.leaves)
-        return max(1.0, known.sizes[known.index(group)] / mean)
+        mean, whole = sum(known.sizes[k] for k in known.leaves) / len(known.leaves), self.regrouped(group)
+        return max(1.0, whole.sizes[whole.index(group)] / mean)
 
     def fit(self) -> list[Task]:
         if self.trains and self.run.recipe.training is None:

@@ -55,12 +55,15 @@ from guda.steps.settings import (
     set_values,
     update_settings,
 )
+from guda.steps.shares import ShareOptions, read_shares, shares, shares_file
 from guda.steps.tune import tune
+from guda.steps.without import without, without_file
 
 __all__ = [
     "Budget",
     "ClusterConfig",
     "Engine",
+    "ShareOptions",
     "ablate",
     "add_queries",
     "applicable",
@@ -110,6 +113,7 @@ __all__ = [
     "ray_engine",
     "read_ablation",
     "read_sanity",
+    "read_shares",
     "read_space",
     "sample",
     "sanity",
@@ -118,6 +122,8 @@ __all__ = [
     "scores_folder",
     "scores_path",
     "set_values",
+    "shares",
+    "shares_file",
     "status",
     "train",
     "tune",
@@ -127,4 +133,6 @@ __all__ = [
     "variant",
     "warnings",
     "watch",
+    "without",
+    "without_file",
 ]
