@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from guda.cli import artifacts, evidence, experiments, results, runs, scores
+from guda.cli import artifacts, coalitions, evidence, experiments, results, runs, scores
 from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
 from guda.files import write_error
@@ -73,6 +73,8 @@ COMMANDS = (
     ("Work", evidence.map_, "Draw where in a picture a score comes from"),
     ("Work", evidence.exhibit, "Two pages on one picture, to be filed"),
     ("Work", evidence.verify, "Check the bundle of an exhibit"),
+    ("Work", coalitions.shares, "Shapley values of groups, for pictures and collections"),
+    ("Work", coalitions.without, "What pictures would lose if groups left"),
     ("Work", runs.set_, "Change settings in the run's recipe"),
     ("Judge", scores.evaluate, "Compare every scored method with retraining"),
     ("Judge", scores.sanity, "Held-out pictures: is the right group first?"),

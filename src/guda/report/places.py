@@ -12,7 +12,7 @@ from collections.abc import Iterable
 GROUP = "group-"
 
 TAKEN = (  # ids of the page itself
-    "about", "answers", "averages", "calibration", "cards", "controls", "cost", "count", "counterfactuals", "data",
+    "about", "answers", "averages", "calibration", "cards", "coalitions", "controls", "cost", "count", "counterfactuals", "data",
     "drawings", "group", "groups", "headline", "health", "kind", "limits", "method", "methods", "nothing", "null-key",
     "order", "pictures", "provenance", "read", "scale", "search", "short", "sort", "tally", "trust", "view",
 )  # fmt: skip

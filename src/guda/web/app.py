@@ -49,6 +49,7 @@ from guda.web.results import (
     results,
     runs_table,
     set_gallery,
+    shares_tables,
 )
 from guda.web.service import DEFAULT_RULE, Service, stored_note
 from guda.web.upload_folder import UploadFolder
@@ -69,7 +70,8 @@ def build(service: Service, runs: Path, uploads: UploadFolder, login: bool = Fal
     site = Site(service, runs, uploads, language)
     pages: dict[str, Callable[..., Any]] = {
         "/": site.home, "/watch": site.watch, "/result": site.result, "/compare": site.compare, "/batch": site.several,
-        "/stored": site.stored, "/leaderboard": site.leaders, "/runs": site.other_runs, "/api": site.api,
+        "/stored": site.stored, "/leaderboard": site.leaders, "/shares": site.shares,
+        "/runs": site.other_runs, "/api": site.api,
     }  # fmt: skip
     for path, page in pages.items():
         app.get(path)(page)
@@ -153,7 +155,7 @@ class Site:
         """In the present language."""
         data = self.service.data
         tabs = ((".", tr("Ask")), ("batch", tr("Several pictures")), ("stored", tr("Stored results")),
-                ("leaderboard", tr("Leaderboard")), ("runs", tr("Runs")), ("api", tr("HTTP API")))  # fmt: skip
+                ("shares", tr("Several groups together")), ("leaderboard", tr("Leaderboard")), ("runs", tr("Runs")), ("api", tr("HTTP API")))  # fmt: skip
         known = {"recipe": self.service.run.recipe.name, "images": data.n, "groups": len(data.groups), "tabs": tabs,
                  "tab": tab, "script": True, "tiny": max(data.shape[1:]) < TINY}  # fmt: skip
         return answer.render(template, **(known | context))
@@ -377,6 +379,11 @@ class Site:
     async def leaders(self, request: Request) -> Response:
         return await self.shown(request, lambda: self.render(
             "text.html.j2", "leaderboard", title=tr("Leaderboard"), id="board", body=leaderboard(self.service)
+        ))  # fmt: skip
+
+    async def shares(self, request: Request) -> Response:
+        return await self.shown(request, lambda: self.render(
+            "text.html.j2", "shares", title=tr("Several groups together"), id="shares", body=shares_tables(self.service)
         ))  # fmt: skip
 
     async def other_runs(self, request: Request) -> Response:

@@ -20,6 +20,7 @@ from guda.evaluation.tables import comparison
 from guda.files import read_json
 from guda.language import tr
 from guda.methods.base import METHODS
+from guda.report.shares import coalition_tables
 from guda.run.run import UPLOAD, Run
 from guda.run.samples import set_name
 from guda.run.task import read_progress
@@ -217,6 +218,20 @@ def _cell(text: str) -> tuple[str, str]:
     """A mean, and the interval that is shown below it."""
     mean, bracket, rest = text.partition(" [")
     return mean, bracket.strip() + rest
+
+
+def shares_tables(service: Service) -> Markup:
+    """What was computed of several groups together (`guda shares`, `guda without`), by query set."""
+    run, found = service.run, Markup("")
+    for name in run.query_sets():
+        path = scores_folder(run, name) / "evaluation.json"
+        for table in coalition_tables(run, name, read_entry(path) if path.is_file() else None):
+            rows = [("", row) for row in table.texts()]
+            found += Markup("<h2>{}</h2>").format(table.title)
+            found += answer.macro("words", table.title, table.header, rows, table.note)
+    if not found:
+        return answer.macro("empty", f"Nothing was computed of several groups together; run: guda shares {run.root}")
+    return found
 
 
 RUNS_HEADER = ("run", "recipe", "groups", "fitted methods", "query sets", "state")
