@@ -129,7 +129,8 @@ def test_no_address_makes_a_path(address: str) -> None:
 
     for path in ("/picture?set=../data&id=0", "/picture?set=samples-s0-n12-t4&id=../../run.json", "/stored?set=..",
                  "/result?result=..%2F..", "/watch?result=..", "/events?result=x",
-                 "/events?result=samples-s0-n12-t4", "/watch?result=samples-s0-n12-t4", "/compare?left=result%3Dx&right=",
+                 "/events?result=samples-s0-n12-t4", "/watch?result=samples-s0-n12-t4",
+                 "/compare?left=result%3Dx&right=",
                  "/batch?list=../x"):  # fmt: skip
         assert httpx.get(f"{address}{path}", headers=BEARER).status_code == 404, path
     for path in ("/static/../run.json", "/..%2frun.json", "/openapi.json", "/docs"):

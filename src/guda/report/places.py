@@ -12,9 +12,10 @@ from collections.abc import Iterable
 GROUP = "group-"
 
 TAKEN = (  # ids of the page itself
-    "about", "answers", "averages", "calibration", "cards", "coalitions", "controls", "cost", "count", "counterfactuals", "data",
-    "drawings", "group", "groups", "headline", "health", "kind", "limits", "method", "methods", "nothing", "null-key",
-    "order", "pictures", "provenance", "read", "scale", "search", "short", "sort", "tally", "trust", "view",
+    "about", "answers", "averages", "calibration", "cards", "coalitions", "controls", "cost", "count",
+    "counterfactuals", "data", "drawings", "group", "groups", "headline", "health", "kind", "limits", "method",
+    "methods", "nothing", "null-key", "order", "pictures", "provenance", "read", "scale", "search", "short", "sort",
+    "tally", "trust", "view",
 )  # fmt: skip
 
 SYMBOL = re.compile(r"x\d+")  # of an image that is used in several places

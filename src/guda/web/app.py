@@ -155,7 +155,8 @@ class Site:
         """In the present language."""
         data = self.service.data
         tabs = ((".", tr("Ask")), ("batch", tr("Several pictures")), ("stored", tr("Stored results")),
-                ("shares", tr("Several groups together")), ("leaderboard", tr("Leaderboard")), ("runs", tr("Runs")), ("api", tr("HTTP API")))  # fmt: skip
+                ("shares", tr("Several groups together")), ("leaderboard", tr("Leaderboard")), ("runs", tr("Runs")),
+                ("api", tr("HTTP API")))  # fmt: skip
         known = {"recipe": self.service.run.recipe.name, "images": data.n, "groups": len(data.groups), "tabs": tabs,
                  "tab": tab, "script": True, "tiny": max(data.shape[1:]) < TINY}  # fmt: skip
         return answer.render(template, **(known | context))
