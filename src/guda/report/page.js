@@ -117,7 +117,7 @@
         const name = document.createElement("b");
         name.textContent = D.groups[g].name;
         return [i ? ", " : "", name, p === null ? "" : "\u00a0" + probability(p)];
-      }), m.answers && odds && odds.length > m.answers ? " " + say("{n} more", { n: `+${odds.length - m.answers}` }) : "");
+      }), m.answers && odds && odds.length > m.answers ? " " + say("and {n} more", { n: odds.length - m.answers }) : "");
       if (card.direction) {
         card.direction.textContent = m.directions ? m.directions[card.q] : "";
         card.direction.hidden = !card.direction.textContent;

@@ -69,7 +69,7 @@ SCRIPT_TEXTS = (
     mark("All {n} pictures"), mark("{n} of {total} pictures"), mark("{from} to {to} of {n} pictures"),
     mark("{n} of {total} pictures match; {from} to {to} of them"), mark("per {n} images"), mark("group of {n}"),
     mark("first with probability {p}"), mark("this method agrees"), mark("this method ranks it number {rank}"),
-    mark("{n} more"), mark("training image of {group}"), mark("previous"), mark("next"), mark("page {n}"),
+    mark("and {n} more"), mark("training image of {group}"), mark("previous"), mark("next"), mark("page {n}"),
     mark("{p} times the average picture"),
     mark("(placebo groups have one size and are not taken into account here)"),
 )  # fmt: skip
