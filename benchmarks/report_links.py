@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 LAND = """async (links) => {
-  const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   const found = {};
   for (const link of links) {
     scrollTo(0, 0);
+    // the page's own listener comes first; what it did is laid out when it is measured
+    const landed = new Promise((done) => {
+      addEventListener("hashchange", () => setTimeout(done), { once: true });
+      setTimeout(done, 500);
+    });
     location.hash = link;
-    await frame();
+    await landed;
     const target = document.getElementById(decodeURIComponent(link.slice(1).split("&")[0]));
     found[link] = target && target.checkVisibility() ? target.getBoundingClientRect().top : null;
   }
