@@ -192,6 +192,7 @@ def looked_at(report: Path) -> Figures:
         browser = playwright.chromium.launch(executable_path=find_browser(), args=flags)
         for (width, height), scheme in product(WINDOWS, ("light", "dark")):
             page = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme).new_page()
+            page.set_default_timeout(300_000)  # machines are slow
             page.goto(report.as_uri())
             box = page.locator("#answers li").first.bounding_box()
             assert box is not None

@@ -32,6 +32,7 @@ def main() -> None:
         found = playwright.chromium.launch(executable_path=browser, args=FLAGS.split())
         for name, place, width, height in shots:
             page = found.new_page(viewport={"width": width, "height": height})
+            page.set_default_timeout(300_000)  # machines are slow
             page.goto(page_file.as_uri() + (f"#{place}" if place else ""))
             target = HERE / "images" / f"{name}.png"
             page.screenshot(path=target)

@@ -279,7 +279,7 @@ def test_wide_tables_scroll_by_themselves(page: Page, scored_run: Run, tmp_path:
     run = type(scored_run).open(tmp_path / "run")
     steps.health(run, ["retrack"], Inline())
     page.set_viewport_size({"width": 390, "height": 900})
-    page.goto(write_report(run, SET).as_uri())
+    page.goto(write_report(run, SET).as_uri() + "#health")  # which unfolds it
     assert page.locator(".heat").first.evaluate("e => e.scrollWidth") > 340
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
