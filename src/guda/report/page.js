@@ -214,7 +214,7 @@
     const group = $("group").value, kind = $("kind").value;
     if ((group !== "" && (s.rows[0].g !== +group || s.kind === "foreign")) || (kind !== "" && s.kind !== kind)) return false;
     const words = $("search").value.trim().toLowerCase().split(/\s+/);
-    return words.every((w) => (w.startsWith("group:") ? first === w.slice(6) : D.queries[card.q].includes(w) || first.includes(w)));
+    return words.every((w) => D.queries[card.q].includes(w)) || words.every((w) => first.includes(w));
   };
   const arrange = () => {
     const sort = $("sort").value, order = [...cards];
@@ -236,7 +236,7 @@
     const wanted = [...new Set([1, page - 1, page, page + 1, pages])].filter((p) => p >= 1 && p <= pages);
     const link = (number, text, title) => {
       const a = document.createElement("a");
-      a.href = address("pictures", number);
+      a.href = address("pictures", number) + (number === 1 ? "&page=1" : ""); // or it would be only a place
       a.textContent = text;
       a.title = title;
       return a;
