@@ -94,7 +94,7 @@ def test_a_chain_of_layers_is_counted_to_the_byte() -> None:
         both = step_peak(module, lambda m, x=x: m(x))
         # activations are freed while gradients are made: the peak is at the end of the backward pass, or at its start
         least = max(gradients + one, depth * one)
-        assert least <= both <= least + 4 * one
+        assert least <= both <= least + 4 * one + 64  # and scalars
     assert Footprint("x", 1, 2, 3).peak == 6
 
 
