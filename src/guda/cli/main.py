@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from guda.cli import artifacts, evidence, experiments, results, runs, scores
+from guda.cli import artifacts, coalitions, evidence, experiments, results, runs, scores
 from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
 from guda.files import write_error
@@ -61,7 +61,7 @@ for _command in (
     runs.demo, runs.init, runs.train, runs.fit, runs.sample, runs.set_, scores.score, scores.evaluate, scores.sanity,
     scores.calibrate,
     scores.health, scores.likelihood, runs.plan, results.report, runs.status, runs.methods, results.figure,
-    evidence.map_, evidence.exhibit, evidence.verify,
+    evidence.map_, evidence.exhibit, evidence.verify, coalitions.shares, coalitions.without,
 ):  # fmt: skip
     app.command(name=_command.__name__.rstrip("_"))(_command)
 

@@ -66,24 +66,38 @@ def init(
     """Create a run folder from grouped images and a model (or a recipe to train one)."""
     from guda import steps
     from guda.run.data import load_data
+    from guda.run.models import run_classes
 
     chosen = _recipe(recipe, data, model)
-    folder = steps.init(run, chosen, keep_edits=recipe is None)
+    try:
+        folder = steps.init(run, chosen, keep_edits=recipe is None)
+    except GudaError as e:
+        if e.code != "prompts-section-unexpected" or recipe is not None:
+            raise
+        # contents are the classes of a class-conditional model, which has no prompts
+        chosen = _recipe(recipe, data, model, prompts=False)
+        folder = steps.init(run, chosen, keep_edits=True)
     summary = load_data(folder).summary()
     text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
     text += [f"  {name:<20} {n:>7} images  {share:6.1%}" for name, n, share in summary]
     then = "prompts build" if chosen.prompts else "fit" if chosen.model.path else "train"
+    methods = steps.applicable(folder)
+    text += [f"Methods for this model and these groups, besides logo: {', '.join(methods)}"]
+    if (classes := run_classes(folder)) is not None:
+        numbers = ", ".join(f"{number} = {name}" for number, name in classes.names.items())
+        text += [f"The model is class-conditional; classes: {numbers}"]
     text += [f"Next: guda {then} {folder.root}"]
     groups = {name: n for name, n, _ in summary}
-    say({"run": str(folder.root), "groups": groups, "model": folder.info["model"]}, "\n".join(text), as_json)
+    found = {"run": str(folder.root), "groups": groups, "model": folder.info["model"], "methods": methods}
+    say(found, "\n".join(text), as_json)
 
 
-def _recipe(name: str | None, data: Changes, model: Changes) -> Recipe:
+def _recipe(name: str | None, data: Changes, model: Changes, prompts: bool = True) -> Recipe:
     from guda.run.recipe import Recipe, preset, read_recipe
 
     if name is None:
         # images of the same things in several styles are what text-to-image models are asked about
-        chosen = preset(text_to_image="content_by" in data, adapted="lora" in model)
+        chosen = preset(text_to_image=prompts and "content_by" in data, adapted="lora" in model)
         base: dict[str, Any] = chosen.model_dump(mode="json")
         if "source" not in data:
             raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")

@@ -27,6 +27,7 @@ from guda.report.cards import PER, MethodView
 from guda.report.content import Content
 from guda.report.pictures import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
 from guda.report.same_noise import Drawings, read_drawings
+from guda.report.shares import coalition_tables
 from guda.run.data import load_data
 from guda.run.run import Run
 from guda.scoring.reading import LABELS, NOT_VALIDATED, PATH_SIGN, READINGS, Verdict, value
@@ -277,6 +278,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "comparison": None if content.entry is None else comparison(content.name, content.entry),
         "averages": None if content.entry is None else averages_table(content.name, content.entry),
         "attributable": [] if content.entry is None else attributable_tables(content.name, content.entry),
+        "coalitions": coalition_tables(run, content.name, content.entry),
         "costs": costs,
         "cost_lines": costs.cost_lines(run, content.name, views, content.variant),
         "stage_lines": costs.stage_lines(run),

@@ -4,6 +4,7 @@ ELBO difference      nats        positive: the model explains the picture worse 
 its excess           nats        positive: more so than for the average picture
 path divergence      nats        never negative; any two trainings differ a little, so zero means nothing
 its excess           log ratio   positive: the model changes more than for the average picture; log 6 = 6 times
+datamodel            nats        positive: models of random halves explain the picture better with the group
 other                own unit    says nothing about a model without the group
 
 The verdict on one picture, in plain language, from where it comes from and its groups' intervals and ranks.
@@ -46,6 +47,14 @@ EXCESS_SIGN = "positive = the group mattered more than for the average picture"
 
 PATH_SIGN = "larger = the model changes more without the group"
 
+HALF_SIGN = "positive = models of random halves of the groups explain the picture better with the group"
+
+HALF_EXCESS_SIGN = f"{HALF_SIGN}, more than for the average picture"
+
+CLOSER_SIGN = "positive = models of random halves of the groups come closer to the full model with the group"
+
+CLOSER_EXCESS_SIGN = f"{CLOSER_SIGN}, more than for the average picture"
+
 AVERAGE = "the average picture"
 
 SURE = 2.0  # standard errors beyond which the sign of an ELBO difference is told
@@ -53,7 +62,7 @@ SURE = 2.0  # standard errors beyond which the sign of an ELBO difference is tol
 
 @dataclass(frozen=True)
 class Reading:
-    kind: str  # elbo, elbo-excess, path, path-excess, own
+    kind: str  # elbo, path, half, closer, each also with -excess; own
     question: str  # what is asked of every picture and group
     text: str  # of a score
     zero: str  # what an interval must be above for its group to count
@@ -77,6 +86,8 @@ class Reading:
 
 
 ASKED = "if the model had never seen this group’s images, how"
+
+HALF = "if models of random halves of the groups had seen this group’s images, how much"
 
 NO_SIGN = "It shows how much the model changes, and not whether it explains the picture worse or better."
 
@@ -110,6 +121,35 @@ READINGS = {
         AVERAGE, ("changes more than for the average picture", "not told apart from the average picture",
                   "changes less than for the average picture"), "0 = the average picture",
     ),
+    "half": Reading(
+        "half", f"{HALF} better would they explain this picture?",
+        "The score is in nats: how much more likely models that were trained on random halves of the groups find the "
+        "picture if the half contains the group, on average (the Banzhaf value at one half). It is not the score of "
+        "leaving the group out of the whole. Negative: they explain the picture better without it.",
+        "zero", ("contributes: interval above zero", "interval includes zero", "explained better without it"), "",
+    ),
+    "half-excess": Reading(
+        "half-excess", f"{HALF} better would they explain this picture, compared with the average picture?",
+        "The score is in nats: how much more likely models of random halves of the groups find the picture if the half "
+        "contains the group, less the same of the average picture of this model. Zero: as much as for the average "
+        "picture.",
+        AVERAGE, ("more than for the average picture", "not told apart from the average picture",
+                  "less than for the average picture"), "0 = the average picture",
+    ),
+    "closer": Reading(
+        "closer", f"{HALF} closer to the full model would they come along this picture?",
+        "The score is in nats of path divergence: how much nearer models of random halves of the groups come to the "
+        "full model along this picture if the half contains the group, on average.",
+        "zero", ("contributes: interval above zero", "interval includes zero", "further away with it"), "",
+    ),
+    "closer-excess": Reading(
+        "closer-excess", f"{HALF} closer to the full model would they come, compared with the average picture?",
+        "The score is the change of the logarithm of a path divergence: by how much the distance of models of random "
+        "halves from the full model shrinks along this picture if the half contains the group, less the same of the "
+        "average picture of this model.",
+        AVERAGE, ("more than for the average picture", "not told apart from the average picture",
+                  "less than for the average picture"), "0 = the average picture",
+    ),
     "own": Reading(
         "own", "how alike are they?",
         "It does not measure what the model would do without the group. Higher means more alike.",
@@ -118,7 +158,17 @@ READINGS = {
 }  # fmt: skip
 
 
+BY_SIGN = {
+    HALF_SIGN: "half",
+    HALF_EXCESS_SIGN: "half-excess",
+    CLOSER_SIGN: "closer",
+    CLOSER_EXCESS_SIGN: "closer-excess",
+}
+
+
 def reading(unit: str, sign: str) -> Reading:
+    if sign in BY_SIGN:
+        return READINGS[BY_SIGN[sign]]
     if unit == LOG_UNIT:
         return READINGS["path-excess"]
     if unit != NATS:

@@ -18,14 +18,15 @@ from guda.errors import GudaError
 from guda.files import atomic_folder
 from guda.methods.base import METHODS, get_method
 from guda.methods.terms import load_queries
-from guda.run.data import TEST, load_data
-from guda.run.models import full_name, model_options, need_training
+from guda.run.data import TEST, load_data, scored_groups
+from guda.run.models import architecture, full_name, model_options, need_training, run_classes
 from guda.run.recipe import Recipe
 from guda.run.run import Run, here, writable
 from guda.run.task import read_progress
 from guda.scoring.plan import make_plan, prior_density
 from guda.steps.fit import base_tasks
 from guda.steps.score import scored_methods
+from guda.unlearning.unlearn import OPERATORS, applies
 
 
 def init(
@@ -104,6 +105,16 @@ def _all_or_nothing(root: Path) -> Iterator[None]:
         if not there and root.exists():
             root.rmdir()
         raise
+
+
+def applicable(run: Run) -> list[str]:
+    """The methods with counterfactuals that are defined for the run's kind of model and its groups, but for LOGO."""
+    kind, classes = architecture(run).kind, run_classes(run)
+    whole = classes is not None and classes.are_groups(load_data(run).groups, scored_groups(run))
+    found = [name for name, cls in OPERATORS.items() if applies(cls, kind, whole)]
+    if run.recipe.model.start is None:
+        found = [name for name in found if not OPERATORS[name].from_start]
+    return found + (["posterior", "hybrid"] if kind == "unconditional" else []) + ["blend"]
 
 
 def _absolute(recipe: Recipe) -> Recipe:
