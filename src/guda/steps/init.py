@@ -114,7 +114,8 @@ def applicable(run: Run) -> list[str]:
     found = [name for name, cls in OPERATORS.items() if applies(cls, kind, whole)]
     if run.recipe.model.start is None:
         found = [name for name in found if not OPERATORS[name].from_start]
-    return found + (["posterior", "hybrid"] if kind == "unconditional" else []) + ["blend"]
+    rules = kind == "unconditional" or (kind == "class-conditional" and not whole)
+    return found + (["posterior", "hybrid"] if rules else []) + ["blend"]
 
 
 def _absolute(recipe: Recipe) -> Recipe:
