@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-coalitions bench-emoji bench-evidence bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist clean
+.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-classes bench-coalitions bench-emoji bench-evidence bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,10 +65,13 @@ test-e2e: $(E2E) ## Run the tests that need a browser (Debian's chromium) or a R
 bench-baselines: install ## Measure every baseline against LOGO, and the featuriser's speed (an hour after bench-operators; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/baselines.py
 
+bench-classes: install ## Measure attribution of class-conditional models on digits and Fashion-MNIST (an hour from nothing; resumes)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/classes.py
+
 bench-coalitions: install ## Measure subset models, LDS, shares and opt-outs on three data sets (hours from nothing; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/coalitions.py
 
-bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (an hour from nothing; resumes)
+bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (hours from nothing; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/emoji.py
 
 bench-evidence: install ## Measure maps, inversions and exhibits on digits (ten minutes from nothing; needs chromium; resumes)

@@ -18,6 +18,7 @@ from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.lora import adapted
 from guda.errors import GudaError, suggestion
 from guda.run.recipe import Recipe, preset
 from guda.scoring.bank_scores import draw_average, score_bank
@@ -50,7 +51,7 @@ def unlearn(
     Text-to-image models: anchors-weighted, -uniform or -removed, with the `prompts` of the training images.
     `conditional`: for operators that ask one (esd), a model told each image's group, the null label last."""
     from guda.unlearning.rule import RuleConfig, rule_bank
-    from guda.unlearning.unlearn import OPERATORS, check_groups
+    from guda.unlearning.unlearn import CONTROL, OPERATORS, check_groups
 
     if operator not in (known := sorted([*OPERATORS, "posterior"])):
         raise GudaError(
@@ -65,14 +66,18 @@ def unlearn(
     settings = _preset(model).settings(operator) | settings
     if operator == "posterior":
         return rule_bank(model, data, parse_config(RuleConfig, settings, operator), groups)
-    config = parse_config(OPERATORS[operator].Config, settings, operator)
+    cls = OPERATORS[operator]
+    if cls.from_start:
+        raise GudaError("operator-needs-run", f"{operator} begins at a pretrained start, which a run has; use a run")
+    config = parse_config(cls.Config, settings, operator)
     chosen = data.groups.leaf_names if groups is None else tuple(groups)
     check_groups(operator, data.groups, chosen)
     made = {
         group: unlearn_group(model, data, group, operator, config, conditional=conditional, prompts=prompts)
-        for group in chosen
+        for group in (*chosen, *((CONTROL,) if cls.coupled else ()))
     }
-    return Bank(made, data, None if prompts is None else prompts.training)
+    control = made.pop(CONTROL, None)
+    return Bank(made, data, None if prompts is None else prompts.training, control)
 
 
 def attribute(
@@ -128,7 +133,7 @@ def attribute(
 
 
 def _preset(model: Denoiser) -> Recipe:
-    return preset(text_to_image=model.frozen is not None)
+    return preset(text_to_image=model.frozen is not None, adapted=adapted(model.module))
 
 
 def _attribute_by_bank(

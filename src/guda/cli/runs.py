@@ -57,7 +57,7 @@ def demo(
 def init(
     run: RunFolder,
     data: Changes = fields(DataConfig, "source as --data", "group_by", "content_by", "size"),
-    model: Changes = fields(ModelConfig, "path as --model", "scheduler"),
+    model: Changes = fields(ModelConfig, "path as --model", "scheduler", "lora"),
     recipe: Annotated[
         str | None, typer.Option(help="Recipe file, or the name of a shipped one; options here override it.")
     ] = None,
@@ -66,24 +66,39 @@ def init(
     """Create a run folder from grouped images and a model (or a recipe to train one)."""
     from guda import steps
     from guda.run.data import load_data
+    from guda.run.models import run_classes
 
     chosen = _recipe(recipe, data, model)
-    folder = steps.init(run, chosen, keep_edits=recipe is None)
+    try:
+        folder = steps.init(run, chosen, keep_edits=recipe is None)
+    except GudaError as e:
+        if e.code != "prompts-section-unexpected" or recipe is not None:
+            raise
+        # contents are the classes of a class-conditional model, which has no prompts
+        chosen = _recipe(recipe, data, model, prompts=False)
+        folder = steps.init(run, chosen, keep_edits=True)
     summary = load_data(folder).summary()
     text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
     text += [f"  {name:<20} {n:>7} images  {share:6.1%}" for name, n, share in summary]
     then = "prompts build" if chosen.prompts else "fit" if chosen.model.path else "train"
+    methods = steps.applicable(folder)
+    text += [f"Methods for this model and these groups, besides logo: {', '.join(methods)}"]
+    if (classes := run_classes(folder)) is not None:
+        numbers = ", ".join(f"{number} = {name}" for number, name in classes.names.items())
+        text += [f"The model is class-conditional; classes: {numbers}"]
     text += [f"Next: guda {then} {folder.root}"]
     groups = {name: n for name, n, _ in summary}
-    say({"run": str(folder.root), "groups": groups, "model": folder.info["model"]}, "\n".join(text), as_json)
+    found = {"run": str(folder.root), "groups": groups, "model": folder.info["model"], "methods": methods}
+    say(found, "\n".join(text), as_json)
 
 
-def _recipe(name: str | None, data: Changes, model: Changes) -> Recipe:
+def _recipe(name: str | None, data: Changes, model: Changes, prompts: bool = True) -> Recipe:
     from guda.run.recipe import Recipe, preset, read_recipe
 
     if name is None:
         # images of the same things in several styles are what text-to-image models are asked about
-        base: dict[str, Any] = preset(text_to_image="content_by" in data).model_dump(mode="json")
+        chosen = preset(text_to_image=prompts and "content_by" in data, adapted="lora" in model)
+        base: dict[str, Any] = chosen.model_dump(mode="json")
         if "source" not in data:
             raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
         base["name"] = Path(data["source"]).name or data["source"]
@@ -212,6 +227,9 @@ def plan(
         ),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the simulated schedules (.svg, .png).")] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Estimate peak memory instead: of a run, or of sd15, sdxl or flux.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Estimate evaluations, time, disk and precision before you run.
@@ -219,7 +237,7 @@ def plan(
     Instead of a run folder, the name of a shipped recipe may be given for its evaluations and disk.
     With --cluster: worker-hours, storage, price and the schedule on machines you do not have yet."""
     from guda import steps
-    from guda.cli.display import cluster_text, outline_text, plan_text
+    from guda.cli.display import cluster_text, memory_text, outline_text, plan_text
     from guda.config import parse_config
     from guda.run.run import Run
 
@@ -229,6 +247,10 @@ def plan(
             "--set and --figure need --cluster, e.g. --cluster 10,100,1000",
         )
 
+    if memory:
+        known = run.name if not run.exists() and run.name == str(run) else Run.open(run)
+        asked = steps.plan_memory(known, method)
+        return say(asked, memory_text(asked), as_json)
     if not run.exists() and run.name == str(run):  # no folder: the name of a recipe
         from guda.run.recipe import builtin_recipe
 

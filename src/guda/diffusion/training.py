@@ -40,7 +40,8 @@ from guda.data.groups import Groups
 from guda.diffusion.denoiser import Denoiser, Latents, encode_all
 from guda.diffusion.distributed import Stepper, make_stepper
 from guda.diffusion.families.base import Cond
-from guda.diffusion.lora import merged, wrap
+from guda.diffusion.lora import adapted, adapter_weights, merged, restart, wrap
+from guda.diffusion.low_memory import make_optimizer, recompute
 from guda.diffusion.noise import generator, torch_seed
 from guda.diffusion.stream import Batch, Stream
 from guda.diffusion.validation import Validation
@@ -69,9 +70,7 @@ class State:
         from diffusers.training_utils import EMAModel
 
         parameters = [p for p in module.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(
-            parameters, config.lr, betas=(0.9, 0.999), weight_decay=config.weight_decay, fused=True
-        )
+        optimizer = make_optimizer(config.optimizer, parameters, config.lr, config.weight_decay)
         schedule = (
             get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
             if config.schedule == "cosine"
@@ -85,7 +84,7 @@ class State:
         frozen = {k for k, p in self.module.named_parameters() if not p.requires_grad}
         tensors = {f"model.{k}": v for k, v in self.module.state_dict().items() if k not in frozen}
         for i, moments in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{k}": v for k, v in moments.items()}
+            tensors |= {f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in moments.items()}
         if self.ema is not None:
             tensors |= {f"ema.{i}": v for i, v in enumerate(self.ema.shadow_params)}
         rest = {"step": self.step, "seconds": seconds, "losses": self.losses, "cursor": self.stream.cursor,
@@ -166,9 +165,9 @@ def group_condition(
 def prompt_condition(
     denoiser: Denoiser, prompts: Sequence[str], index: np.ndarray, dropout: float, key: tuple[str | int, ...]
 ) -> Cond | None:
-    """Each image's prompt, or with probability `dropout` the empty one."""
+    """Each image's prompt or class, or with probability `dropout` the empty one."""
     dropped = generator(*key).random(len(index)) < dropout
-    cond = denoiser.condition(["" if d else prompts[i] for i, d in zip(index, dropped, strict=True)])
+    cond = denoiser.condition([denoiser.empty if d else prompts[i] for i, d in zip(index, dropped, strict=True)])
     return None if cond is None else cond.to(denoiser.device)
 
 
@@ -189,7 +188,7 @@ def _seed_dropout(device: torch.device, seed: int) -> None:
 
 @dataclass
 class Trained:
-    weights: dict[str, torch.Tensor]  # the scored ones: EMA or raw, by recipe
+    weights: dict[str, torch.Tensor]  # the scored ones: EMA or raw, by recipe; of a base with a LoRA, the LoRA's
     earlier: float  # seconds spent before this process resumed it
     losses: list[float]  # mean training loss per 1 % of the run
     validation: list[float] = field(default_factory=list)  # loss on the test split, every 5 %; last: of `weights`
@@ -214,13 +213,21 @@ def train(
 ) -> Trained:
     """Train a fresh network of `denoiser`'s architecture on all groups, or on all but `leave_out`.
 
-    `fine_tune`: start from `denoiser`'s own weights instead. `prompts`: one per image, for text-to-image models.
+    `fine_tune`: start from `denoiser`'s own weights instead. `prompts`: one per image, for conditional models.
     `latents`: the images encoded before. `validation`: images of the test split, for models without a condition. With
     `label_dropout` it is its class-conditional twin: conditioned on each image's group, or on a null label instead."""
     if denoiser.frozen is not None and prompts is None:
         raise GudaError(
             "training-prompts-missing",
             "a text-to-image model is trained with one prompt per image; build them with: guda prompts",
+        )
+    own = adapted(denoiser.module)  # a base with a LoRA, whose LoRA is trained anew
+    fine_tune = fine_tune or own
+    if denoiser.n_classes is not None and prompts is not None and config.prompt_dropout and denoiser.empty in prompts:
+        raise GudaError(
+            "null-label-missing",
+            f"training.prompt_dropout needs a null label, and all {denoiser.n_classes} labels are classes; give the "
+            "model one more (model.options.num_class_embeds)",
         )
     if config.lora is not None and not fine_tune:
         raise GudaError(
@@ -232,6 +239,10 @@ def train(
     with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
         model = denoiser.clone() if fine_tune and labels is None else fresh(denoiser, key, labels)
         module = model.module.float()  # an EMA in fp16 would stand still
+        if config.checkpointing:
+            recompute(module)
+        if own:
+            restart(module, *key, "lora")
         if config.lora is not None:
             wrap(module, config.lora, *key, "lora")
         stream = Stream(
@@ -256,7 +267,7 @@ def train(
         model.check_finite("training", "it diverged: lower the learning rate")
         if held_out is not None:
             state.validation.append(held_out.loss(model))
-        weights = merged(module) if config.lora is not None else _copied(module)
+        weights = adapter_weights(module) if own else merged(module) if config.lora is not None else _copied(module)
     return Trained(weights, state.seconds, state.losses, state.validation)
 
 

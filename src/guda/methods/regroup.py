@@ -33,7 +33,6 @@ from guda.files import digest
 from guda.methods.base import Method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.run.data import load_data, scored_groups
-from guda.run.models import architecture
 from guda.unlearning.bank import FILES, file_name
 
 Pair = tuple[str, str]
@@ -121,7 +120,7 @@ class Placebos(Grouping):
                 "placebo-method-unsupported",
                 f"{method.method_id} unlearns nothing, so it has no placebos; give --method and an operator",
             )
-        if not method.regroupable or architecture(method.run).conditional:
+        if not method.regroupable:
             raise GudaError(
                 "placebo-labels-unsupported",
                 f"{method.method_id} unlearns a group by its own label or prompts, which random images do not share; "
@@ -186,7 +185,7 @@ class Unions(Grouping):
 
     @classmethod
     def check(cls, method: Method) -> None:
-        if not method.regroupable or not method.unlearns or architecture(method.run).conditional:
+        if not method.regroupable or not method.unlearns:
             raise GudaError(
                 "union-method-unsupported",
                 f"{method.method_id} cannot unlearn several groups together here; give --by posterior, or an operator "

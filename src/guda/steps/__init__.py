@@ -21,8 +21,9 @@ from guda.steps.fit import (
 )
 from guda.steps.function import evaluate_cross, evaluate_function
 from guda.steps.health import health, health_methods
-from guda.steps.init import init, status
+from guda.steps.init import applicable, init, status
 from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_path
+from guda.steps.memory import plan_memory
 from guda.steps.pairs import pairs, parse_pairs
 from guda.steps.partition import partition
 from guda.steps.plan import Budget, outline, plan
@@ -65,6 +66,7 @@ __all__ = [
     "ShareOptions",
     "ablate",
     "add_queries",
+    "applicable",
     "ask_origins",
     "band_shares",
     "calibrate",
@@ -104,6 +106,7 @@ __all__ = [
     "placebo_null",
     "plan",
     "plan_cluster",
+    "plan_memory",
     "prompts_build",
     "prompts_show",
     "query_count",

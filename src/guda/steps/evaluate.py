@@ -19,8 +19,10 @@ from guda.evaluation.tables import separation
 from guda.files import write_json
 from guda.methods.base import METHODS, Method, get_method
 from guda.methods.elbo import has_counterfactuals, run_oracle
+from guda.methods.prompt import prompted_groups
 from guda.methods.regroup import placebos_of, takes_placebos
 from guda.methods.terms import load_queries, terms_folder
+from guda.run.data import scored_groups
 from guda.run.models import need_training, run_schedule
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
@@ -38,6 +40,8 @@ from guda.steps.queries import tuned_on
 from guda.steps.score import parse_bands, placebo_null, publish, score, scored_methods, scores_folder, up_to_date
 from guda.steps.settings import override
 
+PROMPT = "prompt"  # the baseline that every table of a conditional model has
+
 
 def evaluate(
     run: Run, name: str, band: str | None = None, own: bool = True, only: Sequence[str] | None = None
@@ -46,7 +50,7 @@ def evaluate(
 
     `only`: these methods; default: all that are scored."""
     queries, oracle, methods = _checked(run, name)
-    methods = [m for m in methods if only is None or m.method_id in only]
+    methods = [m for m in methods if only is None or m.method_id in (*only, PROMPT)]
     bands = parse_bands(run, band)
     scores: dict[str, Scores] = {}
     for method in [oracle, *methods]:
@@ -64,11 +68,13 @@ def evaluate(
         notes.append(f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter.")
     answered, spoken = _answered(run, gold, {listed[m.method_id]: scores[m.method_id] for m in methods})
     notes += spoken
+    split, spoken = _prompted(run, queries, gold, {listed[m.method_id]: scores[m.method_id].score for m in methods})
+    notes += spoken
     trust: dict[str, float] = {}
     if bands is None and by_logo:
         trust = _trust(run, queries, oracle, gold, {m.method_id: scores[m.method_id] for m in methods})
     found = replace(found, note=" ".join(notes + _held(trust)))
-    costs, figures = {}, answered | trust | _null(run, gold)
+    costs, figures = {}, answered | split | trust | _null(run, gold)
     figures |= lds_figures(run, queries, {m.method_id: scores[m.method_id] for m in [*methods, oracle]}, bands)
     for method in [*methods, oracle]:
         m = method.method_id
@@ -145,6 +151,34 @@ def _answered(run: Run, gold: np.ndarray, scores: dict[str, Scores]) -> tuple[di
         f"The table counts all {len(kept)} pictures, also {len(kept) - int(kept.sum())} foreign ones, which get no "
         f"answer. Top-1 on the other {int(kept.sum())}: {told}."
     ]
+
+
+def _prompted(
+    run: Run, queries: Queries, gold: np.ndarray, values: dict[str, np.ndarray]
+) -> tuple[dict[str, float], list[str]]:
+    """Agreement apart for pictures whose first group, by the mean retraining, is the one that their prompt asks for,
+    and for those where it is another: reading the prompt finds all of the former and none of the latter."""
+    asked = prompted_groups(run, queries)
+    if asked is None:
+        return {}, []
+    names = scored_groups(run)
+    first = gold.mean(axis=0).argmax(axis=1)
+    own = np.array([name is not None and names[k] == name for name, k in zip(asked, first, strict=True)])
+    figures, lines = {"prompted_first": float(own.mean())}, []
+    for what, which in (("prompted", own), ("cross", ~own)):
+        figures[f"pictures_{what}"] = float(which.sum())
+        if which.sum() < 2:
+            continue
+        found = _compare(run, gold[:, which], {m: v[which] for m, v in values.items()})
+        rows = {} if found.ceiling is None else {CEILING: found.ceiling}
+        for m, row in (rows | found.methods).items():
+            for metric in ("top1", "spearman"):
+                figure, name = row.intervals[metric], f"{metric}_{what}.{m}"
+                figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
+        said = ", ".join(f"{m} {row.intervals['top1'].mean:.2f}" for m, row in (rows | found.methods).items())
+        is_ = "is" if what == "prompted" else "is not"
+        lines.append(f"Top-1 on {int(which.sum())} pictures whose first group {is_} the prompted one: {said}.")
+    return figures, lines
 
 
 def _null(run: Run, gold: np.ndarray) -> dict[str, float]:
@@ -267,6 +301,8 @@ def _checked(run: Run, name: str) -> tuple[Queries, Method, list[Method]]:
     if run.changes:  # what the recipe's settings have scored may be there by these as well
         own = scored_methods(Run(run.root, run.info, run.address), name)
         names += [m for m in own if m not in names and up_to_date(run, queries, get_method(run, m))]
+    if PROMPT not in names and prompted_groups(run, queries) is not None:
+        names = [*names, PROMPT]  # in every table of a model that is told what to draw; it costs nothing
     methods = [get_method(run, m) for m in names if m != config.against]
     for found in [oracle, *methods]:
         # settings may have been edited since: only terms under the present settings' names count

@@ -28,6 +28,7 @@ from torch import nn
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser, weights_digest
+from guda.diffusion.lora import adapted, is_adapter, targets
 from guda.errors import GudaError, Mismatch
 from guda.files import digest, read_header, read_tensors, write_tensors
 
@@ -37,7 +38,8 @@ KINDS = ("delta", "lowrank", "lora", "weights")
 @dataclass(frozen=True)
 class Counterfactual:
     """`tensors` are differences to the base's weights, whole (kind "delta") or some of them as two factors ("lowrank",
-    "lora"), or the weights themselves ("weights"). They are added in the base's precision whatever their own."""
+    "lora"), or the weights themselves ("weights"): all of them without a base, or the LoRA of one. They are added in
+    the base's precision whatever their own."""
 
     kind: str
     group: str
@@ -57,7 +59,7 @@ class Counterfactual:
     def changed(self, base: Denoiser, known: str | None = None) -> dict[str, torch.Tensor]:
         """The new values of the weights that change. `known`: the base's digest, where it was computed before."""
         where, old = f"the model without {self.group!r}", base.weights()
-        if self.kind == "weights":
+        if self.kind == "weights" and not self.base:
             base.check_weights(self.tensors, where)
             return {k: v.to(old[k]) for k, v in self.tensors.items()}
         if (known := known or base.digest()) != self.base:
@@ -65,6 +67,9 @@ class Counterfactual:
                 "base-model-mismatch", f"counterfactual without {self.group!r}: base model", self.base, known,
                 "a delta fits only the model it was made from; fit again",
             )  # fmt: skip
+        if self.kind == "weights":
+            base.check_weights(old | self.tensors, where)
+            return {k: v.to(old[k]) for k, v in self.tensors.items()}
         scale = self.about["alpha"] / self.about["rank"] if self.kind == "lora" else 1.0
         return {k: old[k] + v.to(old[k]) for k, v in changes(self.tensors, old, scale, where)}
 
@@ -143,6 +148,8 @@ def dtype_text(dtypes: Mapping[str, str]) -> str:
 
 FILES = "[0-9]*.safetensors"
 
+CONTROL_FILE = "control.safetensors"  # what the groups of a coupled operator are compared with
+
 
 def file_name(number: int, group: str) -> str:
     """A file name for any group name: the number makes it unique, the text readable."""
@@ -151,12 +158,14 @@ def file_name(number: int, group: str) -> str:
 
 class Bank(Mapping[str, Counterfactual]):
     """One counterfactual per group, in group order. `data` and `prompts`: the training images it was made from and what
-    a text-to-image model is told of each, where they are still known; they are not saved with it."""
+    a text-to-image model is told of each, where they are still known; they are not saved with it. `control`: what the
+    groups are compared with, if not the base itself."""
 
     def __init__(
-        self, items: Mapping[str, Counterfactual], data: ImageData | None = None, prompts: Sequence[str] | None = None
-    ) -> None:
-        self._items, self.data, self.prompts = dict(items), data, prompts
+        self, items: Mapping[str, Counterfactual], data: ImageData | None = None, prompts: Sequence[str] | None = None,
+        control: Counterfactual | None = None,
+    ) -> None:  # fmt: skip
+        self._items, self.data, self.prompts, self.control = dict(items), data, prompts, control
 
     def __getitem__(self, group: str) -> Counterfactual:
         if group not in self._items:
@@ -174,7 +183,9 @@ class Bank(Mapping[str, Counterfactual]):
 
     def save(self, folder: str | Path) -> None:
         names = {file_name(number, group): item for number, (group, item) in enumerate(self._items.items())}
-        if other := sorted({f.name for f in Path(folder).glob(FILES)} - names.keys()):
+        there = {f.name for kind in (FILES, CONTROL_FILE) for f in Path(folder).glob(kind)}
+        names |= {} if self.control is None else {CONTROL_FILE: self.control}
+        if other := sorted(there - names.keys()):
             raise GudaError("bank-folder-taken", f"{folder} holds another bank ({other[0]}); save to a new folder")
         for name, item in names.items():
             item.save(Path(folder) / name)
@@ -190,7 +201,9 @@ class Bank(Mapping[str, Counterfactual]):
                 "bank-mixed",
                 f"{folder} holds {len(loaded)} counterfactuals of {len(groups)} groups; two banks are mixed",
             )
-        return cls({item.group: item for item in loaded})
+        control = Path(folder) / CONTROL_FILE
+        found = Counterfactual.load(control) if control.is_file() else None
+        return cls({item.group: item for item in loaded}, control=found)
 
 
 # ---- One network, many counterfactuals: weights swapped in place instead of N copies of the model.
@@ -341,9 +354,9 @@ def bank_fraction(network: Denoiser | nn.Module, store: str) -> float:
     looked at: build the network on torch.device("meta") and nothing is allocated."""
     module = network.module if isinstance(network, Denoiser) else network
     packing, shapes = Packing.parse(store), {k: v.shape for k, v in module.state_dict().items()}
-    if packing.kind == "lora":
-        from guda.diffusion.lora import targets
-
+    if adapted(module):  # of a base with a LoRA nothing else ever changes
+        shapes = {k: shape for k, shape in shapes.items() if is_adapter(k)}
+    if packing.kind == "lora" and not adapted(module):
         numbers = sum(factors_numel(shapes[f"{name}.weight"], packing.rank) for name in targets(module))
     else:
         thin = packing.kind == "lowrank"
