@@ -131,8 +131,8 @@ METHODS = Registry[type[Method]](
     [
         f"guda.methods.{name}"
         for name in (
-            "blend", "datamodel", "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "prompt", "similarity",
-            "subsets", "synthesized", "unlearned",
+            "blend", "datamodel", "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "prompt",
+            "similarity", "subsets", "synthesized", "unlearned",
         )
     ],
 )  # fmt: skip
