@@ -132,8 +132,7 @@ METHODS = Registry[type[Method]](
         f"guda.methods.{name}"
         for name in (
             "blend", "datamodel", "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "prompt",
-            "similarity", "subsets",
-            "synthesized", "unlearned",
+            "similarity", "subsets", "synthesized", "unlearned",
         )
     ],
 )  # fmt: skip

@@ -68,7 +68,7 @@ def evaluate(
         notes.append(f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter.")
     answered, spoken = _answered(run, gold, {listed[m.method_id]: scores[m.method_id] for m in methods})
     notes += spoken
-    split, spoken = _prompted(run, queries, gold, {m.method_id: scores[m.method_id].score for m in methods})
+    split, spoken = _prompted(run, queries, gold, {listed[m.method_id]: scores[m.method_id].score for m in methods})
     notes += spoken
     trust: dict[str, float] = {}
     if bands is None and by_logo:
