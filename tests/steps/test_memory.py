@@ -42,7 +42,7 @@ def test_unknown_names_are_refused() -> None:
 def test_published_architectures_by_name() -> None:
     found = steps.plan_memory("sd15")
     assert found["parameters"] == 859_520_964
-    encode, score, unlearn, train, lean, *adapters = found["rows"]
+    _, score, unlearn, train, lean, *adapters = found["rows"]
     assert score["weights"] == 2 * 4 * found["parameters"]
     assert adapters[-1]["peak"] < lean["peak"] < train["peak"] < unlearn["peak"]
     assert 8 in adapters[-1]["fits"]
