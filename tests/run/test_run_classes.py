@@ -109,7 +109,8 @@ def test_groups_within_classes(tmp_path: Path) -> None:
                 (folder / path.name).write_bytes(path.read_bytes())
                 rows.writerow([path.name, f"writer-{i % 2}", digit])
     methods = {"retrack": {"steps": 3, "batch_forget": 8, "batch_retain": 8},
-               "shift": {"steps": 3, "batch_forget": 8, "batch_retain": 8}, "posterior": {"components": 1}, "hybrid": {},
+               "shift": {"steps": 3, "batch_forget": 8, "batch_retain": 8},
+               "posterior": {"components": 1}, "hybrid": {},
                "continuation": METHODS["continuation"]}  # fmt: skip
     value = recipe(methods=methods).model_dump(mode="json")
     value["data"] = {"source": str(folder), "group_by": "writer", "content_by": "digit"}

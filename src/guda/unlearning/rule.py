@@ -337,7 +337,7 @@ def fit_rule(
         labels, homes, rest = settings[0], settings[5], settings[1:5]
         found: dict[str, torch.Tensor] = {}
         for c, images in _by_class(base, data).items():
-            present, atoms = np.unique(labels[images], return_inverse=True)
+            atoms = np.unique(labels[images], return_inverse=True)[1]
             fitted = fit_gaussians(x0[images], atoms, *rest, homes[images])
             found |= {f"{CLASS}{c}.{name}": value for name, value in fitted.items()}
         return found
