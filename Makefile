@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml benchmarks/sources/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]' -e benchmarks/sources
 	@touch $@
 
-# Playwright, Gradio and Ray are large: only the tests that need them install them, under the same constraints.
+# Playwright, FastAPI and Ray are extras: only the tests that need them install them, under the same constraints.
 $(E2E): $(STAMP)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,e2e]'
 	@touch $@
@@ -74,8 +74,9 @@ bench-coalitions: install ## Measure subset models, LDS, shares and opt-outs on 
 bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (hours from nothing; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/emoji.py
 
-bench-evidence: install ## Measure maps, inversions and exhibits on digits (ten minutes from nothing; needs chromium; resumes)
+bench-evidence: $(E2E) ## Measure maps, inversions, exhibits and the demo's report (ten minutes from nothing; needs chromium; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/evidence.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/evidence.py --page runs/demo
 
 bench-hardening: install ## Bad inputs, kills, full disks and two drivers against the command line (an hour; docs/reliability.md)
 	$(BIN)/python tools/fuzz.py --corpus --inputs 2000 --jobs 2 --write

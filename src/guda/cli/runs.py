@@ -40,13 +40,20 @@ def demo(
             page, entry = folder.path("report.html"), read_entry(folder.path("evaluation.json"))
             return show_evaluation(folder.recipe.name, entry, as_json, str(page))
     from guda import steps
+    from guda.report.card_evidence import gather_examples
+    from guda.report.content import Content
     from guda.report.page import write_report
+    from guda.report.picture_cards import examples
+    from guda.report.pictures import write_samples
     from guda.report.same_noise import draw_missing
 
     folder = folder or steps.init(run, recipe)
     entry = steps.pipeline(folder, engine)
     name = steps.choose_queries(folder)
     draw_missing(folder, steps.scored_methods(folder, name), engine)
+    content = Content.read(folder, name)
+    gather_examples(content, examples(content.view), engine)
+    write_samples(folder, name)
     page = write_report(folder, name)
     scored = [f"scores/{name}/{m}.parquet" for m in folder.recipe.methods]
     folder.finish("demo", ["evaluation.json", "report.html", *scored])
@@ -274,10 +281,16 @@ def plan(
 
 def status(run: RunFolder, as_json: Json = False) -> None:
     """Show what is done and what is left."""
-    from guda import steps
     from guda.run.run import Run
+    from guda.run.status import recall, run_status
 
-    value = steps.status(Run.open(run))
+    folder = Run.open(run)
+    if (listing := recall(folder)) is not None:
+        value = run_status(folder, listing)
+    else:
+        from guda import steps
+
+        value = steps.status(folder)
     rows = [("model", value["model"]["name"], "ready" if value["model"]["ready"] else "not trained")]
     rows += [("method", m, f"{v['fitted']}/{v['of']} fitted") for m, v in value["methods"].items()]
     rows += [
@@ -293,14 +306,15 @@ def status(run: RunFolder, as_json: Json = False) -> None:
 
 def methods(as_json: Json = False) -> None:
     """List every method: its id, what it does and the unit of its scores."""
-    from guda.methods.base import METHODS
-    from guda.table import Column, Table
+    import textwrap
 
-    value = {name: {"unit": cls.unit, "summary": cls.summary} for name, cls in sorted(METHODS.items())}
-    table = Table.of(
-        "Methods",
-        ("method", Column("unit", align="left"), Column("what it does", align="left")),
-        [(name, v["unit"], v["summary"]) for name, v in value.items()],
-    )
-    hint = "Settings of each: `guda set RUN methods.ID.KEY=VALUE`; docs/operators.md, docs/baselines.md"
-    say(value, f"{hint}\n{table.plain()}", as_json)
+    from guda.method_index import method_index
+
+    value = method_index()
+    wide = max(map(len, value)) + 2
+    lines = ["Scores are in nats unless said otherwise; docs/operators.md, docs/baselines.md",
+             "Settings of each: `guda set RUN methods.ID.KEY=VALUE`"]  # fmt: skip
+    for name, v in value.items():
+        text = v["summary"] + ("" if v["unit"] == "nats" else f" [{v['unit']}]")
+        lines += textwrap.wrap(f"{name:<{wide}}{text}", 80, initial_indent="  ", subsequent_indent=" " * (wide + 2))
+    say(value, "\n".join(lines), as_json)

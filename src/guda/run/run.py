@@ -4,7 +4,7 @@
     RUN/recipe.yaml     the whole recipe; all but `data`, `prompts`, `model`, `training` may be edited
     RUN/data/           the training images, decoded once, with their groups
     RUN/models/         full-s<seed>/: models trained here, in the diffusers layout
-    RUN/prompts/        text-to-image: the prompts; RUN/cache/: their embeddings, and latents of the images
+    RUN/prompts/        text-to-image: the prompts; RUN/cache/: their embeddings, latents of the images, lists of files
     RUN/artifacts/      <method>-<hash of its settings>/: what `fit` made
     RUN/queries/<set>/  the pictures to attribute
     RUN/terms/          squared errors, one immutable part per (plan, shard, model, round)

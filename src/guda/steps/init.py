@@ -17,15 +17,14 @@ from guda.diffusion.validation import DRAWS
 from guda.errors import GudaError
 from guda.files import atomic_folder
 from guda.methods.base import METHODS, get_method
-from guda.methods.terms import load_queries
 from guda.run.data import TEST, load_data, scored_groups
 from guda.run.models import architecture, full_name, model_options, need_training, run_classes
 from guda.run.recipe import Recipe
 from guda.run.run import Run, here, writable
-from guda.run.task import read_progress
+from guda.run.status import remember, run_status
 from guda.scoring.plan import make_plan, prior_density
 from guda.steps.fit import base_tasks
-from guda.steps.score import scored_methods
+from guda.steps.score import scores_folder
 from guda.unlearning.unlearn import OPERATORS, applies
 
 
@@ -238,26 +237,21 @@ def _try(model: Denoiser, where: str) -> None:
 
 
 def status(run: Run) -> dict[str, Any]:
-    """What is done and what is left, as plain JSON."""
+    """What is done and what is left, as plain JSON; the list of files is kept for the next time (run/status.py)."""
     data = load_data(run)
     names = [m for m in run.recipe.methods if run.recipe.training or m not in METHODS or not METHODS[m].trains]
     methods = {}
     for name in names:
         tasks = [t for t in get_method(run, name).fit() if t.stage.partition("/")[0] != "train"]
-        methods[name] = {"fitted": sum(t.done(run) for t in tasks), "of": len(tasks)}
-    running = [r for p in sorted(run.path("progress").glob("[!.]*.json")) if (r := read_progress(p)) is not None]
+        methods[name] = [list(t.makes) for t in tasks]
     base = run.recipe.model.path or full_name(need_training(run).seed)
-    return {
-        "run": str(run.root),
-        "recipe": run.recipe.name,
+    listing = {
         "images": data.n,
         "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
-        "model": {"name": base, "ready": all(t.done(run) for t in base_tasks(run))},
+        "model": [base, [list(t.makes) for t in base_tasks(run)]],
         "methods": methods,
-        "queries": {s: {"n": load_queries(run, s).n, "scored": scored_methods(run, s)} for s in run.query_sets()},
-        "running": [f"{r['done']}/{r['total']}" for r in running],
-        "evaluated": run.has("evaluation.json"),
-        "report": str(run.path("report.html")) if run.has("report.html") else None,
-        "reports": [str(p) for p in sorted(run.path(".").glob("report*.html"))],
-        "versions": run.info["versions"],
+        "ranked": [m for m in METHODS if METHODS[m].ranks_groups],
+        "scores": str(scores_folder(run, "x").relative_to(run.path("scores", "x"))),
     }
+    remember(run, listing)
+    return run_status(run, listing)
