@@ -58,8 +58,8 @@ def _root(
 
 
 for _command in (
-    runs.demo, runs.init, runs.train, runs.fit, runs.sample, runs.set_, scores.score, scores.evaluate, scores.sanity,
-    scores.calibrate,
+    runs.demo, runs.check, runs.init, runs.run_, runs.train, runs.fit, runs.sample, runs.set_,
+    scores.score, scores.evaluate, scores.sanity, scores.calibrate,
     scores.health, scores.likelihood, runs.plan, results.report, runs.status, runs.methods, results.figure,
     evidence.map_, evidence.exhibit, evidence.verify,
 ):  # fmt: skip

@@ -31,7 +31,7 @@ from guda.data.images import ImageData
 from guda.diffusion import distributed
 from guda.diffusion.denoiser import Denoiser, Latents, default_device, encode_all
 from guda.diffusion.loading import build_denoiser
-from guda.diffusion.schedule import Schedule
+from guda.diffusion.schedule import FlowSchedule, Schedule
 from guda.errors import GudaError, Mismatch
 from guda.files import TEMPORARY, atomic_folder, digest, read_json, write_json, write_tensors
 from guda.parts import FolderParts
@@ -41,6 +41,7 @@ from guda.run.sketch import Sketch
 from guda.run.task import Task, tick
 
 if TYPE_CHECKING:
+    from guda.diffusion.preview import Preview
     from guda.diffusion.training import Trained
 
 
@@ -287,7 +288,9 @@ def _train_and_publish(
     denoiser, config = architecture(run), need_training(run)
     checkpoints = run.path("checkpoints", name)
     held_out = None if label_dropout is not None or run.recipe.prompts is not None else held_out_images(run)
-    trained = train_model(run, seed, checkpoints, label_dropout=label_dropout, validation=held_out)
+    trained = train_model(
+        run, seed, checkpoints, label_dropout=label_dropout, validation=held_out, preview=_preview(run, name, denoiser)
+    )
     if not distributed.is_main():
         return trained.earlier
     if label_dropout is not None:
@@ -301,6 +304,14 @@ def _train_and_publish(
             | ({"validation": trained.validation} if trained.validation else {})
         )  # fmt: skip
     return drop_checkpoints(checkpoints, trained.earlier)
+
+
+def _preview(run: Run, name: str, denoiser: Denoiser) -> Preview | None:
+    """Of the model under study, where it needs neither prompts nor a VAE."""
+    from guda.diffusion.preview import Preview
+
+    shown = denoiser.frozen is None and not denoiser.conditional and not isinstance(denoiser.schedule, FlowSchedule)
+    return Preview(run.path("previews"), name) if shown and name == resolve(run, "base") else None
 
 
 def drop_checkpoints(folder: Path, earlier: float) -> float:
