@@ -100,8 +100,7 @@ def run_(
     if not names:
         raise GudaError("methods-none", f"the recipe of {run} names no method; give --method")
     steps.fit_tasks(folder, names)  # refuses what cannot be fitted, before anything is asked
-    chosen = None if queries is None else steps.choose_or_add_queries(folder, queries)
-    budget = _cost(folder, names, chosen)
+    budget = _cost(folder, names, queries)
     if not as_json:
         print("\n".join(budget["lines"]), file=sys.stderr, flush=True)
     if budget["seconds"] > LONG and not yes:
@@ -110,6 +109,7 @@ def run_(
                 "run-unconfirmed", f"{budget['lines'][-1]}; give --yes to start, or fewer methods (--method)"
             )
         typer.confirm("Start?", abort=True, err=True)
+    chosen = None if queries is None else steps.choose_or_add_queries(folder, queries)
     name, entry, page = _run_all(folder, engine, names, chosen)
     warnings = steps.warnings(folder, names)
     text = [f"Query set {name}, scored by {', '.join(names)}.", *(f"Warning: {line}" for line in warnings)]
@@ -124,10 +124,14 @@ def run_(
 def _cost(run: Run, methods: list[str], queries: str | None) -> dict[str, Any]:
     """What is left to do, as lines for people, and its seconds on this machine."""
     from guda import steps
+    from guda.data.folder import image_files
     from guda.methods.terms import load_queries
     from guda.table import Table, count, human_time, seconds, size
 
-    n = steps.query_count(run, run.recipe.queries) if queries is None else load_queries(run, queries).n
+    n = steps.query_count(run, run.recipe.queries)
+    if queries is not None:
+        folder = Path(queries).is_dir()
+        n = len(image_files(Path(queries))) if folder else load_queries(run, steps.choose_queries(run, queries)).n
     value = steps.plan(run, methods, n)
     rows = [r for r in value["rows"] if r["evals"]]
     total = sum(r["seconds"] or 0.0 for r in rows)

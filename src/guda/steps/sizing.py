@@ -45,10 +45,12 @@ def steps_per_second(recipe: Recipe, data: ImageData, seconds: float = TRIAL) ->
         if len(ticks) > 2 and ticks[-1] - ticks[0] > seconds:
             raise _Enough
 
-    denoiser, threads = build_denoiser(recipe.model, data.shape).to(default_device()), torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        train(denoiser, data.images, data.groups, config, seed=0, tick=tick)
+        with torch.random.fork_rng(devices=[]):
+            denoiser = build_denoiser(recipe.model, data.shape).to(default_device())
+            train(denoiser, data.images, data.groups, config, seed=0, tick=tick)
     except _Enough:
         pass
     finally:
