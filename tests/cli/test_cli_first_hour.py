@@ -30,7 +30,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guda: Guda):
     write_pictures(tmp_path)
     recipe = RECIPE | {"methods": {k: v for k, v in RECIPE["methods"].items() if k != "logo"}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    (tmp_path / "logo.yaml").write_text(yaml.safe_dump(RECIPE | {"methods": RECIPE["methods"] | {"logo": {"seeds": 2}}}))
+    (tmp_path / "logo.yaml").write_text(
+        yaml.safe_dump(RECIPE | {"methods": RECIPE["methods"] | {"logo": {"seeds": 2}}})
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GUDA_CACHE", str(tmp_path / "cache"))
     with inline_tasks():
@@ -67,9 +69,7 @@ def test_check_lists_what_init_refuses_and_skip_bad_records_it(guda: Guda, world
     refused(guda("check", "nowhere"), "[data-folder-missing]")
 
 
-def test_a_first_recipe_is_sized_to_the_machine(
-    guda: Guda, world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_recipe_is_sized_to_the_machine(guda: Guda, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "steps_per_second", lambda recipe, data: 0.5)
     made = guda("init", "run", "--data", "art")
     assert made.code == 0, made.err

@@ -99,7 +99,9 @@ def test_a_recipe_may_be_edited_until_something_depends_on_it(tmp_path: Path) ->
 
 
 def test_of_a_given_model_only_retrainings_depend_on_the_training_section(tmp_path: Path) -> None:
-    recipe = tiny(digits_folder(), model={"net": "unet2d", "options": {}, "scheduler": None, "path": str(unet_folder())})
+    recipe = tiny(
+        digits_folder(), model={"net": "unet2d", "options": {}, "scheduler": None, "path": str(unet_folder())}
+    )
     run = steps.init(tmp_path / "run", recipe)
     run.path("artifacts", "retrack-12345678").mkdir(parents=True)
     steps.set_values(run, ["training.steps=7"])

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from guda.cli import artifacts, evidence, experiments, results, runs, scores
+from guda.cli import artifacts, evidence, experiments, publish, results, runs, scores
 from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
 from guda.files import write_error
@@ -71,6 +71,7 @@ app.add_typer(artifacts.prompts, name="prompts")
 
 for _command in (
     experiments.tune, experiments.ablate, experiments.reproduce, results.serve, experiments.pairs,
+    publish.card, publish.push, publish.pull,
 ):  # fmt: skip
     app.command()(_command)
 
