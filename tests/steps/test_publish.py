@@ -154,7 +154,9 @@ def test_a_manifest_of_another_form_is_refused(place: Path, tmp_path: Path, chan
         pull(str(place), tmp_path / "bank")
 
 
-@pytest.mark.parametrize("name", ["../../evil.safetensors", "/etc/passwd", "0000-x.bin", "0000-x.safetensors/y", "x.pt"])
+@pytest.mark.parametrize(
+    "name", ["../../evil.safetensors", "/etc/passwd", "0000-x.bin", "0000-x.safetensors/y", "x.pt"]
+)
 def test_names_that_lead_elsewhere_are_refused(place: Path, tmp_path: Path, name: str) -> None:
     files = manifest(place)["files"]
     rewrite(place, files=[files[0] | {"file": name}, *files[1:]])
@@ -178,9 +180,7 @@ def test_what_cannot_be_pushed_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def test_the_hub_is_asked_by_huggingface_hub(
-    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_is_asked_by_huggingface_hub(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake of the few calls that are used, which keeps repositories in a folder."""
     repositories = tmp_path / "repositories"
 
