@@ -13,14 +13,11 @@ from results_pages import RESULTS, ROOT
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    import findings
-
+def results(tmp_path: Path) -> Path:
     folder = tmp_path / "benchmarks" / "results"
     folder.mkdir(parents=True)
     for path in [*RESULTS.glob("*.json"), *RESULTS.glob("*.recipe.yaml")]:
         shutil.copy(path, folder)
-    monkeypatch.setattr(findings, "ROOT", tmp_path)
     return folder
 
 

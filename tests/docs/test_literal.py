@@ -1,7 +1,8 @@
 """README and the three ways to start, followed literally: every command of their code blocks, in order, at smoke size.
 
-The folders have the names that the pages give them and hold tiny images and a tiny model; recipes are those of smoke runs.
-Commands that need a GPU or data from elsewhere, and the server, are named here and only parsed (test_commands.py).
+The folders have the names that the pages give them and hold tiny images and a tiny model; recipes are those of smoke
+runs. Commands that need a GPU or data from elsewhere, and the server, are named here and only parsed
+(test_commands.py).
 """
 
 from __future__ import annotations
@@ -9,14 +10,9 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
 from inline_cli import guda
 from test_commands import shown
 from tiny_world import write_inputs
@@ -24,6 +20,7 @@ from tiny_world import write_inputs
 from guda.report.smoke import SUFFIX, smoke_recipe
 from guda.run import recipe as recipes
 
+ROOT = Path(__file__).parents[2]
 ELSEWHERE = ("guda serve", "guda reproduce cifar10", "guda reproduce unlearncanvas")
 REPRODUCE = "guda reproduce digits"  # the whole experiment; run as its own smoke run
 

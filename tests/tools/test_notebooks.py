@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "site")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "site"))
 
 from notebook_pages import page, tutorial_pages
 from notebooks import EXAMPLES, execute, notebook, text
@@ -24,7 +24,8 @@ def code(source: str) -> dict:
 
 def test_cells_share_their_names_and_keep_what_they_show() -> None:
     class_ = "class Shown:\n    def _repr_html_(self):\n        return '<b>x</b>'\n"
-    cells = [code("x = 20"), {"cell_type": "markdown", "source": "# t"}, code("print(x)\nx + 1"), code(class_ + "Shown()"),
+    title = {"cell_type": "markdown", "source": "# t"}
+    cells = [code("x = 20"), title, code("print(x)\nx + 1"), code(class_ + "Shown()"),
              code("!guda methods --json"), code("from PIL import Image\nImage.new('L', (2, 2))")]  # fmt: skip
     done = execute(cells)
     assert [c.get("execution_count") for c in done] == [1, None, 2, 3, 4, 5]

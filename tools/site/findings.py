@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from results_pages import RESULTS, ROOT
+from results_pages import RESULTS
 
 from guda.evaluation.intervals import Figure
 from guda.evaluation.results import DatasetEntry, read_results
@@ -48,7 +48,7 @@ class Results:
         return (self.datasets(file)[dataset].figures or {})[name]
 
     def link(self, file: str) -> str:
-        return f"[{file}.json](../{(self.folder / f'{file}.json').relative_to(ROOT).as_posix()})"
+        return f"[{file}.json](../benchmarks/results/{file}.json)"
 
 
 def shown(f: Figure, digits: int = 2) -> str:
