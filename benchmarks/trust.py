@@ -106,13 +106,17 @@ def recipe(root: Path, name: str) -> Recipe:
     return Recipe.from_dict(value, name)
 
 
-def prepared(root: Path, name: str, engine: Engine) -> Run:
-    """The run with everything trained and fitted; what is there is kept, whatever made it."""
+def prepared(root: Path, name: str, engine: Engine, retrained: bool = True) -> Run:
+    """The run with everything trained and fitted; what is there is kept, whatever made it. Not `retrained`: without
+    LOGO, as far as `unaided` needs it."""
     folder = root / name
     run = Run.open(folder) if (folder / "run.json").is_file() else steps.init(folder, recipe(root, name))
     there = run.recipe.settings("logo")["seeds"]
     if list(there) != SEEDS[name]:
         steps.update_settings(run, "logo", {"seeds": SEEDS[name]})
+    if not retrained:
+        steps.fit(run, ["retrack", CHEAP], engine)
+        return run
     steps.fit(run, ["logo"] if name == "digits-random" else ["logo", *METHODS, CHEAP], engine)
     return run
 
@@ -317,6 +321,20 @@ def held_out(run: Run, folder: Path, engine: Engine) -> Figures:
     return figures
 
 
+def unaided(run: Run, name: str, root: Path, engine: Engine) -> Figures:
+    """What needs no retraining: scoring intervals and foreign pictures."""
+    queries = steps.sample(run, engine)
+    figures = foreign(run, queries, engine) | coverage(run, queries, engine)
+    if name == "fashion-mnist":
+        pictures = unseen(load_data(run), load_fashion(run.recipe.data.size), 20)
+        kept = steps.keep_queries(run, Queries(pictures.ids, pictures.images, None, "held-out"))
+        with scoring(run, **ESTIMANDS["path-excess"]):
+            origins = steps.score(run, kept, [CHEAP], engine)[CHEAP].origins
+        assert origins is not None
+        put(figures, "foreign_real", share(np.array([o.foreign for o in origins])))
+    return figures
+
+
 def measure(run: Run, name: str, root: Path, engine: Engine) -> DatasetEntry:
     queries = steps.sample(run, engine)
     if name == "digits-random":
@@ -345,13 +363,17 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "path")
     parser.add_argument("--only", nargs="*", choices=list(SEEDS), default=list(SEEDS))
     parser.add_argument("--seeds", nargs="*", type=int, help="LOGO seeds to measure with; default: all of the data set")
+    parser.add_argument("--unaided", action="store_true", help="only what needs no retraining; other figures are kept")
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     SEEDS.update(dict.fromkeys(given.only, given.seeds) if given.seeds else {})
     engine = steps.local_engine(given.workers)
     for name in given.only:
-        entry = measure(prepared(given.runs, name, engine), name, given.runs, engine)
+        run = prepared(given.runs, name, engine, not given.unaided)
+        entry = None if given.unaided else measure(run, name, given.runs, engine)
+        found = unaided(run, name, given.runs, engine) if given.unaided else {}
         datasets = dict(read_results(FILE).datasets) if FILE.is_file() else {}  # another process may measure another
+        entry = entry or datasets[name].model_copy(update={"figures": datasets[name].figures | found})
         datasets[name] = entry
         datasets = {n: datasets[n] for n in SEEDS if n in datasets}
         write_results(FILE, "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/trust.py", datasets)

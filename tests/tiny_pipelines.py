@@ -129,13 +129,124 @@ def sd3(t5: bool = False, seed: int = 2) -> Any:
         )  # fmt: skip
 
 
+def _gemma() -> tuple[Any, Any]:
+    from transformers import Gemma2Config, Gemma2Model, GemmaTokenizer
+
+    texts = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *(chr(c) for c in range(33, 127))]
+    tokenizer = GemmaTokenizer(vocab={t: i for i, t in enumerate(texts)}, merges=[], add_bos_token=True)
+    config = Gemma2Config(
+        vocab_size=len(texts), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, pad_token_id=0, eos_token_id=1, bos_token_id=2, sliding_window=16,
+        max_position_embeddings=4096,
+    )  # fmt: skip
+    return tokenizer, Gemma2Model(config).eval()
+
+
+def flux(guidance: bool = True, dynamic: bool = True, seed: int = 4, **transformer: Any) -> Any:
+    """FluxPipeline as FLUX.1-dev: an embedded guidance and dynamic shifting; without both as FLUX.1-schnell."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        clip = _clip_tokenizer()
+        tokenizer_2, text_encoder_2 = _t5()
+        network = FluxTransformer2DModel(
+            **{"patch_size": 1, "in_channels": 16, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16,
+               "num_attention_heads": 2, "joint_attention_dim": 32, "pooled_projection_dim": 16,
+               "guidance_embeds": guidance, "axes_dims_rope": (4, 4, 8)}
+            | transformer
+        )  # fmt: skip
+        return FluxPipeline(
+            transformer=network.eval(),
+            vae=_vae(shift_factor=0.05, use_quant_conv=False, use_post_quant_conv=False),
+            text_encoder=_clip_text(clip, False), text_encoder_2=text_encoder_2,
+            tokenizer=clip, tokenizer_2=tokenizer_2,
+            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=dynamic),
+        )  # fmt: skip
+
+
+def pixart(sigma: bool = False, seed: int = 5) -> Any:
+    """PixArtAlphaPipeline or PixArtSigmaPipeline: eight output channels, half of them a variance."""
+    from diffusers import DPMSolverMultistepScheduler, PixArtAlphaPipeline, PixArtSigmaPipeline
+    from diffusers import PixArtTransformer2DModel as Network
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer, text_encoder = _t5()
+        network = Network(
+            sample_size=PIXELS // 2, patch_size=2, in_channels=4, out_channels=8, num_layers=1, attention_head_dim=8,
+            num_attention_heads=2, cross_attention_dim=16, caption_channels=32, norm_num_groups=4,
+        )  # fmt: skip
+        with torch.no_grad():
+            network.scale_shift_table.mul_(3)
+        return (PixArtSigmaPipeline if sigma else PixArtAlphaPipeline)(
+            tokenizer=tokenizer, text_encoder=text_encoder, vae=_vae(), transformer=network.eval(),
+            scheduler=DPMSolverMultistepScheduler(beta_schedule="linear"),
+        )  # fmt: skip
+
+
+def sana(seed: int = 6, **transformer: Any) -> Any:
+    """SanaPipeline: a deep-compression autoencoder, Gemma 2, and flow matching by DPM-Solver as Sana ships it."""
+    from diffusers import AutoencoderDC, DPMSolverMultistepScheduler, SanaPipeline, SanaTransformer2DModel
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer, text_encoder = _gemma()
+        network = SanaTransformer2DModel(
+            **{"in_channels": 4, "out_channels": 4, "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 8,
+               "num_cross_attention_heads": 2, "cross_attention_head_dim": 8, "cross_attention_dim": 16,
+               "caption_channels": 16, "sample_size": PIXELS // 2, "patch_size": 1}
+            | transformer
+        )  # fmt: skip
+        vae = AutoencoderDC(
+            in_channels=3, latent_channels=4, attention_head_dim=2, encoder_block_types=("ResBlock", "ResBlock"),
+            decoder_block_types=("ResBlock", "ResBlock"), encoder_block_out_channels=(8, 8),
+            decoder_block_out_channels=(8, 8), encoder_layers_per_block=(1, 1), decoder_layers_per_block=(1, 1),
+            encoder_qkv_multiscales=((), ()), decoder_qkv_multiscales=((), ()), scaling_factor=0.7,
+            downsample_block_type="conv", upsample_block_type="interpolate", decoder_norm_types="rms_norm",
+            decoder_act_fns="silu",
+        )  # fmt: skip
+        return SanaPipeline(
+            tokenizer=tokenizer, text_encoder=text_encoder, vae=vae.eval(), transformer=network.eval(),
+            scheduler=DPMSolverMultistepScheduler(
+                use_flow_sigmas=True, flow_shift=3.0, prediction_type="flow_prediction", final_sigmas_type="zero"
+            ),
+        )  # fmt: skip
+
+
+def lumina2(seed: int = 7) -> Any:
+    """Lumina2Pipeline: time from noise to picture, the negative velocity, shift 6."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, Lumina2Pipeline, Lumina2Transformer2DModel
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer, text_encoder = _gemma()
+        network = Lumina2Transformer2DModel(
+            sample_size=PIXELS // 2, patch_size=2, in_channels=4, hidden_size=24, num_layers=1, num_refiner_layers=1,
+            num_attention_heads=1, num_kv_heads=1, multiple_of=8, axes_dim_rope=(8, 8, 8), axes_lens=(300, 16, 16),
+            cap_feat_dim=16,
+        )  # fmt: skip
+        return Lumina2Pipeline(
+            tokenizer=tokenizer, text_encoder=text_encoder, transformer=network.eval(),
+            vae=_vae(shift_factor=0.05, use_quant_conv=False, use_post_quant_conv=False),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0),
+        )  # fmt: skip
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "sd": sd,
     "sd-v": lambda: sd("v_prediction", seed=3),
     "sdxl": sdxl,
     "sd3": sd3,
     "sd3-t5": lambda: sd3(t5=True),
+    "flux": flux,
+    "pixart": pixart,
+    "pixart-sigma": lambda: pixart(sigma=True),
+    "sana": sana,
+    "lumina2": lumina2,
 }
+
+OPTIONS: dict[str, dict[str, Any]] = {"flux": {"size": PIXELS}}  # of the recipe's model section, to load it here
 
 
 def save(kind: str, folder: Path) -> Path:

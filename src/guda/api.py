@@ -18,6 +18,7 @@ from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.data.queries import Queries
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.lora import adapted
 from guda.errors import GudaError, suggestion
 from guda.run.recipe import Recipe, preset
 from guda.scoring.bank_scores import draw_average, score_bank
@@ -128,7 +129,7 @@ def attribute(
 
 
 def _preset(model: Denoiser) -> Recipe:
-    return preset(text_to_image=model.frozen is not None)
+    return preset(text_to_image=model.frozen is not None, adapted=adapted(model.module))
 
 
 def _attribute_by_bank(

@@ -127,7 +127,18 @@ class ModelConfig(Config):
         description="Noise schedule: KIND:STEPS[:PREDICTION] or a folder; needed unless `path` brings its own.",
     )
     lora: str | None = Field(
-        None, description="A diffusers LoRA file (.safetensors) added to the weights of the pipeline `path` or `start`."
+        None,
+        description="A diffusers LoRA file (.safetensors). With `path`, base and LoRA are the model: only the LoRA is "
+        "unlearned, retrained and stored. With `start`, it is added to the weights before fine-tuning.",
+    )
+    size: int | None = Field(
+        None, gt=0, le=2**16, description="Pixels of a picture, for networks that take any size (FLUX: 1024)."
+    )
+    guidance: float | None = Field(
+        None,
+        ge=0,
+        description="Guidance that a guidance-distilled network (FLUX.1-dev) is told in scoring and training; "
+        "default: 1, the plain conditional prediction.",
     )
     start: str | None = Field(
         None, description="A pretrained model (folder or Hub id) that the full and LOGO models are fine-tuned from."
@@ -144,6 +155,16 @@ class ModelConfig(Config):
         1, gt=0, le=1024, description="A unet2d-condition network sees patches of this many pixels as channels."
     )
 
+    @property
+    def fine_tuned(self) -> bool:
+        """Whether trainings begin from a pretrained model: `start`, or the base of a LoRA."""
+        return self.start is not None or self.lora is not None
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what was not given: the section is locked in run.json, and older runs do not have these."""
+        return {key: value for key, value in dump(self).items() if key not in ("size", "guidance") or value is not None}
+
 
 class TrainingConfig(Config):
     steps: int = Field(gt=0, description="Optimiser steps.")
@@ -157,6 +178,14 @@ class TrainingConfig(Config):
     )
     lora: int | None = Field(
         None, gt=0, description="Fine-tune adapters of this rank only; the published weights have them merged in."
+    )
+    checkpointing: bool = Field(
+        False,
+        description="Compute activations again in the backward pass in place of keeping them: less memory, a forward "
+        "pass more, the same step.",
+    )
+    optimizer: Literal["adamw", "adamw8bit"] = Field(
+        "adamw", description="adamw8bit keeps the moments in 8 bits (needs the package bitsandbytes, and a GPU)."
     )
     lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
@@ -183,6 +212,12 @@ class TrainingConfig(Config):
                 f"accumulate ({self.accumulate}) cuts a batch of {self.batch} into more pieces than images"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what saves memory and is not used: the section is locked in run.json, and older runs lack it."""
+        unused = {"checkpointing": False, "optimizer": "adamw"}
+        return {key: value for key, value in dump(self).items() if unused.get(key, ...) != value}
 
     def matched(self, fine_tune: bool) -> bool:
         """Whether exposure is matched, where the recipe leaves it open too."""

@@ -168,10 +168,10 @@ def write_lora(file: Path, module: Any, **layers: str) -> dict[str, tuple[torch.
     return made
 
 
-def test_a_lora_is_added_to_the_weights(tiny_pipeline: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_lora_can_be_fused_into_the_weights(tiny_pipeline: Callable[[str], Path], tmp_path: Path) -> None:
     base = Denoiser.from_pretrained(tiny_pipeline("sd"))
     a, b = write_lora(tmp_path / "style.safetensors", {"unet": base.module}, unet=LAYER)["unet"]
-    tuned = Denoiser.from_pretrained(tiny_pipeline("sd"), lora=str(tmp_path / "style.safetensors"))
+    tuned = Denoiser.from_pretrained(tiny_pipeline("sd"), lora=str(tmp_path / "style.safetensors"), fused=True)
     assert set(tuned.weights()) == set(base.weights())  # one plain network
     expected = base.weights() | {f"{LAYER}.weight": base.weights()[f"{LAYER}.weight"] + b @ a}
     for name, value in tuned.weights().items():
@@ -205,6 +205,29 @@ def test_a_lora_of_the_text_encoder_too_belongs_to_the_frozen_part(
     again = Denoiser.from_pretrained(tmp_path / "saved")
     assert again.frozen is not None
     assert again.frozen.digest() == tuned.frozen.digest()
+
+
+@torch.no_grad()
+def test_a_lora_stays_apart_from_its_base(tiny_pipeline: Callable[[str], Path], tmp_path: Path) -> None:
+    file = str(tmp_path / "style.safetensors")
+    base = Denoiser.from_pretrained(tiny_pipeline("sd"))
+    write_lora(tmp_path / "style.safetensors", {"unet": base.module}, unet=LAYER)
+    apart, fused = (Denoiser.from_pretrained(tiny_pipeline("sd"), lora=file, fused=f) for f in (False, True))
+    x_t, t = torch.randn(2, 4, 8, 8), torch.tensor([3, 500])
+    one, two = (d.eps(x_t, t, d.condition(["a cat", ""])) for d in (apart, fused))
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    trained = {n for n, p in apart.module.named_parameters() if p.requires_grad}
+    assert trained == {f"{LAYER}.lora_{x}.default.weight" for x in "AB"}
+    for name, value in base.weights().items():
+        assert torch.equal(apart.weights()[name.replace(LAYER, f"{LAYER}.base_layer")], value)
+    twin = apart.clone()
+    for (name, mine), theirs in zip(apart.module.named_parameters(), twin.module.parameters(), strict=True):
+        assert (mine.data_ptr() == theirs.data_ptr()) == (".lora_" not in name)  # one base in memory
+    with refused("adapter-base-changed"):
+        apart.with_weights(apart.weights() | {"conv_in.bias": base.weights()["conv_in.bias"] + 1})
+    apart.save_pretrained(tmp_path / "saved")  # a plain network for everyone else
+    again = Denoiser.from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(again.eps(x_t, t, again.condition(["a cat", ""])), two, rtol=1e-4, atol=1e-5)
 
 
 def test_loras_that_do_not_fit_are_refused_in_one_line(

@@ -19,7 +19,7 @@ from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
 from guda.scoring.pilot import DEFENSIVE
 from guda.scoring.pilot import density as pilot_density
-from guda.scoring.plan import Plan, importance, make_plan, paper_grid, prior_density, stratified, uniform
+from guda.scoring.plan import ROTATION, Plan, importance, make_plan, paper_grid, prior_density, stratified, uniform
 from guda.scoring.terms import make_draws, squared_errors
 from refusals import refused
 
@@ -84,7 +84,7 @@ def test_all_plans_draw_with_the_same_keys_and_the_same_noise() -> None:
         assert t.tolist() == pairs[kind][0].tolist()
         assert eps.tobytes() == pairs[kind][1].tobytes()
     # u of a stratum is the same number for all: the same quantile of its distribution
-    u = [KeyedNoise().at(0, "score", "q", 2, i).random() for i in range(6)]
+    u = [(KeyedNoise().at(0, "start", "q", i).random() + 2 * ROTATION) % 1 for i in range(6)]
     for kind, plan in plans(6, p).items():
         for i, (low, high) in enumerate(pairwise(plan.edges)):
             chance = p[low - 1 : high - 1] if kind == "importance" else np.ones(high - low)

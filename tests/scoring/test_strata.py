@@ -9,6 +9,7 @@ from guda.config import ScoringConfig
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.noise import KeyedNoise
 from guda.diffusion.schedule import Schedule
+from guda.scoring.estimate import difference
 from guda.scoring.plan import Plan, make_plan, paper_grid, stratified
 from refusals import refused
 
@@ -70,6 +71,43 @@ def test_every_timestep_of_a_stratum_is_drawn_equally_often() -> None:
         assert len(count) == hi - lo
         expected = 6000 / (hi - lo)
         assert (abs(count - expected) < 5 * np.sqrt(expected)).all()
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4, 6])
+def test_rounds_in_a_row_lie_far_apart_wherever_they_begin(rounds: int) -> None:
+    plan = Plan((1, 1_000_001), seed=0)
+    for first in (0, 5, 40):
+        for query in ("a", "b", "c"):
+            t = np.sort([plan.draw(KeyedNoise(), query, first + r, (1, 1, 1))[0][0] for r in range(rounds)])
+            gaps = np.diff([*t, t[0] + 1_000_000]) / 1_000_000  # round the circle
+            assert gaps.min() > 0.5 / rounds
+            assert gaps.max() < 2 / rounds
+
+
+def test_rotated_rounds_err_less_than_independent_ones_and_their_intervals_hold() -> None:
+    """Along t a trend, and noise of its own: the mean of rounds that are spread over the stratum misses less of the
+    trend. The error that is estimated counts the trend as noise, so intervals are wide enough."""
+    plan, rng = Plan((1, 101, 201), seed=0), np.random.default_rng(0)
+    for rounds in (2, 3, 6):
+        t = np.array(
+            [[plan.draw(KeyedNoise(), f"q{q}", r, (1, 1, 1))[0] for q in range(1500)] for r in range(rounds)]
+        )  # [R, Q, S]
+        independent = np.stack([rng.integers(1, 101, t.shape[:2]), rng.integers(101, 201, t.shape[:2])], axis=-1)
+        truth = sum(_trend(np.arange(lo, hi)).mean() for lo, hi in ((1, 101), (101, 201)))
+        spread = {}
+        for kind, drawn in (("rotated", t), ("independent", independent)):
+            found = difference(_trend(drawn) + rng.normal(0, 0.1, t.shape))
+            assert found.score.mean() == pytest.approx(truth, abs=4 * found.score.std() / 1500**0.5)
+            spread[kind] = found.score.std()
+            if kind == "rotated":
+                assert found.lo is not None
+                assert found.hi is not None
+                assert ((found.lo <= truth) & (truth <= found.hi)).mean() > 0.94
+        assert spread["rotated"] < 0.85 * spread["independent"]
+
+
+def _trend(t: np.ndarray) -> np.ndarray:
+    return np.exp(-t / 60)
 
 
 def test_strata_are_narrow_where_the_weight_is_and_cover_high_noise() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
-from guda.scoring.origin import LEAST, Described, typical_p
+from guda.scoring.origin import CELLS, LEAST, Described, _spanned, coarse, typical_p
 
 STRATA, ROUNDS = 4, 2
+MIX = np.random.default_rng(9).normal(size=(12, 30)) / 12**0.5  # pictures of 30 cells that vary in 12 directions
 
 
 def make(n: int, rng: np.random.Generator, shift: float = 0.0) -> Described:
@@ -14,7 +17,7 @@ def make(n: int, rng: np.random.Generator, shift: float = 0.0) -> Described:
     t = rng.integers(1, 25, (n, ROUNDS, STRATA)) + 25 * np.arange(STRATA)
     common = rng.standard_t(4, (n, 1, 1)) * 0.3 + shift
     logs = common - 0.02 * t + 1e-4 * t**2 + 0.2 * rng.standard_normal(t.shape)
-    return Described(np.exp(logs), t)
+    return Described(np.exp(logs), t, rng.normal(100, 20, (n, 12)) @ MIX)
 
 
 def outside(n: int) -> np.ndarray:
@@ -87,3 +90,42 @@ def test_too_few_samples_do_not_tell() -> None:
     found = typical_p(make(LEAST, rng), make(3, rng, 9.0), outside(3))
     assert found is not None
     assert (found < 0.05).all()
+
+
+def test_pictures_of_other_content_are_found_by_their_spanned_alone() -> None:
+    rng = np.random.default_rng(6)
+    samples, pictures = make(100, rng), make(10, rng)
+    assert pictures.cells is not None
+    size = pictures.cells.std(axis=1, keepdims=True)
+    outside_the_span = rng.normal(size=pictures.cells.shape)
+    outside_the_span *= size / outside_the_span.std(axis=1, keepdims=True)
+    other = Described(pictures.kl, pictures.t, outside_the_span + pictures.cells.mean(axis=1, keepdims=True))
+    found = typical_p(samples, other, outside(10))
+    same = typical_p(samples, pictures, outside(10))
+    assert found is not None
+    assert same is not None
+    assert (found < 0.05).all()
+    assert (same > 0.05).sum() >= 8
+
+
+def test_leverage_is_that_of_ridge_regression() -> None:
+    """h_i: by how much the fit of picture i changes with its own target, brute force."""
+    cells = np.random.default_rng(7).normal(120, 30, (40, 8))
+    x = cells - cells.mean(axis=0)
+    ridge = np.square(x).sum() / 40
+    hat = x @ np.linalg.solve(x.T @ x + ridge * np.eye(8), x.T)
+    h = np.array([(hat @ np.eye(40)[i])[i] for i in range(40)])
+    assert np.allclose(_spanned(cells)[:, 0], np.log(h / (1 - h)))
+
+
+def test_flat_pictures_and_equal_samples_have_finite_spanneds() -> None:
+    assert np.isfinite(_spanned(np.full((5, 9), 7.0))).all()
+    assert _spanned(np.empty((5, 0))).shape == (5, 0)
+
+
+def test_cells_are_means_of_pixels() -> None:
+    images = np.random.default_rng(8).integers(0, 256, (2, 3, 40, 8), np.uint8)
+    found = coarse(images).reshape(2, 3, CELLS, 8)  # 40 rows in 16 cells of 2 or 3; 8 columns as they are
+    edges = np.linspace(0, 40, CELLS + 1).astype(int)
+    for i, (low, high) in enumerate(pairwise(edges)):
+        assert np.allclose(found[:, :, i], images[:, :, low:high].mean(axis=2))

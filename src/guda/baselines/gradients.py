@@ -31,6 +31,7 @@ from torch import nn
 from guda.blocks import blocks
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.families.base import Cond
+from guda.diffusion.lora import adapted, is_adapter
 from guda.diffusion.noise import KeyedNoise
 from guda.errors import GudaError, NotFinite
 
@@ -42,11 +43,13 @@ KEYS_AND_VALUES = r"attn2\.to_[kv]"  # cross-attention of Stable Diffusion: what
 
 
 def chosen_weights(denoiser: Denoiser, pattern: str = "all") -> dict[str, nn.Parameter]:
-    """The weights that gradients are taken of: all, or those whose name a regular expression finds."""
+    """The weights that gradients are taken of: all, or those whose name a regular expression finds. Of a base with a
+    LoRA those of the LoRA, which alone learned from the images."""
+    own = adapted(denoiser.module)
     found = {
         name: value
         for name, value in denoiser.module.named_parameters()
-        if pattern == "all" or re.search(pattern, name)
+        if (pattern == "all" or re.search(pattern, name)) and (is_adapter(name) or not own)
     }
     if not found:
         first = next(name for name, _ in denoiser.module.named_parameters())

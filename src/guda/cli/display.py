@@ -130,6 +130,20 @@ def outline_text(value: dict[str, Any]) -> str:
     return "\n".join([*lines, value["note"]])
 
 
+def memory_text(value: dict[str, Any]) -> str:
+    """`guda plan --memory` for people."""
+    from guda.table import Table, human_count
+
+    columns = ("work", "weights", "optimiser", "step", "peak", *(f"{n} GB" for n in value["cards"]))
+    rows = [
+        (r["what"], *(f"{r[key] / 1e9:.1f} GB" for key in ("weights", "moments", "step", "peak")),
+         *("fits" if n in r["fits"] else "-" for n in value["cards"]))
+        for r in value["rows"]
+    ]  # fmt: skip
+    head = f"{value['model']}: {human_count(value['parameters'])} parameters, pictures of {value['pixels']} pixels"
+    return "\n".join([head, Table.of("", columns, rows).plain(), value["note"]])
+
+
 def cluster_text(value: dict[str, Any]) -> str:
     """`guda plan --cluster` for people."""
     from guda.table import Column, Table, count, number, seconds, size

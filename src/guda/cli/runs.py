@@ -166,7 +166,7 @@ def check(
 def init(
     run: RunFolder,
     data: Changes = fields(DataConfig, "source as --data", "group_by", "content_by", "size", "skip_bad"),
-    model: Changes = fields(ModelConfig, "path as --model", "scheduler"),
+    model: Changes = fields(ModelConfig, "path as --model", "scheduler", "lora"),
     recipe: Annotated[
         str | None, typer.Option(help="Recipe file, or the name of a shipped one; options here override it.")
     ] = None,
@@ -237,7 +237,8 @@ def _recipe(run: Path, name: str | None, data: Changes, model: Changes) -> tuple
         base = Run.read(run).stored_recipe.model_dump(mode="json")
     else:
         # images of the same things in several styles are what text-to-image models are asked about
-        base = preset(text_to_image="content_by" in data).model_dump(mode="json")
+        chosen = preset(text_to_image="content_by" in data, adapted="lora" in model)
+        base = chosen.model_dump(mode="json")
         if "source" not in data:
             raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
         base["name"] = Path(data["source"]).name or data["source"]
@@ -379,6 +380,9 @@ def plan(
         ),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the simulated schedules (.svg, .png).")] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Estimate peak memory instead: of a run, or of sd15, sdxl or flux.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Estimate evaluations, time, disk and precision before you run.
@@ -386,7 +390,7 @@ def plan(
     Instead of a run folder, the name of a shipped recipe may be given for its evaluations and disk.
     With --cluster: worker-hours, storage, price and the schedule on machines you do not have yet."""
     from guda import steps
-    from guda.cli.display import cluster_text, outline_text, plan_text
+    from guda.cli.display import cluster_text, memory_text, outline_text, plan_text
     from guda.config import parse_config
     from guda.run.run import Run
 
@@ -396,6 +400,10 @@ def plan(
             "--set and --figure need --cluster, e.g. --cluster 10,100,1000",
         )
 
+    if memory:
+        known = run.name if not run.exists() and run.name == str(run) else Run.open(run)
+        asked = steps.plan_memory(known, method)
+        return say(asked, memory_text(asked), as_json)
     if not run.exists() and run.name == str(run):  # no folder: the name of a recipe
         from guda.run.recipe import builtin_recipe
 

@@ -22,6 +22,7 @@ from torch import nn
 from guda.data.images import to_float, to_uint8
 from guda.diffusion import distributed
 from guda.diffusion.families.base import Cond, Frozen
+from guda.diffusion.lora import adapted, is_adapter, shared_base
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError, NotFinite
 from guda.files import digest_arrays
@@ -36,6 +37,10 @@ def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
     return h.hexdigest()
 
 
+def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return one.data_ptr() == two.data_ptr() or torch.equal(one.to(two), two)
+
+
 def default_device() -> str:
     """$GUDA_DEVICE, else the GPU where there is one and the launcher was not given --cpu."""
     return os.environ.get("GUDA_DEVICE") or (
@@ -45,14 +50,13 @@ def default_device() -> str:
 
 def _check_config(config: Any, frozen: Frozen | None) -> None:
     """Refuse diffusers networks with inputs or outputs that are not supported."""
-    if config.out_channels == 2 * config.in_channels:
+    out = config.out_channels or config.in_channels
+    if out == 2 * config.in_channels and not (frozen is not None and frozen.drops_variance):
         raise GudaError(
             "network-variance-learned", "the network has a learned-variance head (twice the channels); not supported"
         )
-    if config.out_channels != config.in_channels:
-        raise GudaError(
-            "network-channels-differ", f"the network maps {config.in_channels} channels to {config.out_channels}"
-        )
+    if out not in (config.in_channels, 2 * config.in_channels):
+        raise GudaError("network-channels-differ", f"the network maps {config.in_channels} channels to {out}")
     if getattr(config, "class_embed_type", None) is not None:
         raise GudaError(
             "class-embedding-unsupported",
@@ -107,15 +111,22 @@ class Denoiser:
             raise GudaError(
                 "image-shape-missing", "give the image shape (C, H, W): the module has no config to read it from"
             )
-        schedule = Schedule.from_scheduler(scheduler)
+        schedule = Schedule.from_scheduler(scheduler, None if frozen is None else frozen.tokens)
         return cls(module, schedule, shape, n_classes=n_classes, scheduler=scheduler, frozen=frozen)
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, scheduler: str | None = None, lora: str | None = None) -> Denoiser:
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        scheduler: str | None = None,
+        lora: str | None = None,
+        fused: bool = False,
+        **options: Any,
+    ) -> Denoiser:
         """A local folder or Hub id in the diffusers layout (safetensors only); see `loading.load`."""
         from guda.diffusion.loading import load
 
-        module, noise, frozen = load(str(path), scheduler, lora)
+        module, noise, frozen = load(str(path), scheduler, lora, fused, **options)
         denoiser = cls.from_module(module, noise, None if frozen is None else frozen.shape, frozen)
         denoiser.check_finite(str(path))
         return denoiser
@@ -242,15 +253,24 @@ class Denoiser:
                 )
 
     def with_weights(self, state: Mapping[str, torch.Tensor]) -> Denoiser:
-        """A second network of the same architecture; this one is left alone."""
-        twin = self.clone()
+        """A second network of the same architecture; this one is left alone. Of a base with a LoRA only the LoRA is
+        copied."""
         self.check_weights(state, "the given weights")
-        twin.module.load_state_dict(dict(state))
+        if adapted(self.module):  # copies share the base
+            mine = self.weights()
+            if odd := [k for k, v in state.items() if not is_adapter(k) and not _same(v, mine[k])]:
+                raise GudaError(
+                    "adapter-base-changed", f"the given weights change {odd[0]!r}, of the base that only has a LoRA"
+                )
+            state = {k: v for k, v in state.items() if is_adapter(k)}
+        twin = self.clone()
+        twin.module.load_state_dict(dict(state), strict=len(state) == len(self.weights()))
         return twin
 
-    def clone(self) -> Denoiser:
+    def clone(self, share: bool = False) -> Denoiser:
+        """`share`: one memory for the weights of both, for a copy whose weights nobody changes."""
         twin = copy.copy(self)
-        twin.module = copy.deepcopy(self.module).eval()
+        twin.module = copy.deepcopy(self.module, shared_base(self.module, share)).eval()
         return twin
 
     def n_parameters(self) -> int:

@@ -17,6 +17,7 @@ import torch
 
 from guda.config import ModelConfig, check_numbers
 from guda.diffusion.families.base import FAMILIES, Family, Frozen
+from guda.diffusion.lora import adapted, merged
 from guda.errors import GudaError, first_line
 from guda.files import writing
 from guda.memory import check_memory
@@ -26,6 +27,8 @@ from guda.parsing import whole_numbers
 if TYPE_CHECKING:
     from guda.diffusion.denoiser import Denoiser
 
+
+OPTIONS = ("size", "guidance")  # of the model section, for networks that take any size or are told a guidance
 
 FROZEN = "frozen.json"  # beside a network trained here: where its text encoder and VAE are found
 
@@ -78,7 +81,8 @@ def _pipeline_names() -> str:
 def read_frozen(source: dict[str, Any]) -> Frozen:
     """The frozen part that `Frozen.source()` described: of a pipeline folder, or of the family that `kind` names."""
     if source.get("kind") == "pipeline":
-        return _pipeline_frozen(str(source.get("path")), source.get("lora"))
+        given = {name: source[name] for name in OPTIONS if name in source}
+        return _pipeline_frozen(str(source.get("path")), source.get("lora"), **given)
     if source.get("kind") not in FAMILIES:
         raise GudaError("frozen-part-unknown", f"unknown frozen part {source.get('kind')!r}; written by a newer guda?")
     try:
@@ -88,16 +92,16 @@ def read_frozen(source: dict[str, Any]) -> Frozen:
 
 
 @lru_cache(maxsize=2)
-def _pipeline_frozen(path: str, lora: str | None) -> Any:
+def _pipeline_frozen(path: str, lora: str | None, **options: Any) -> Any:
     """Shared within a process."""
-    if lora is not None:  # it changed the text encoders too, and is fused as a whole
-        return load(path, None, lora)[2]
+    if lora is not None:  # it changed the text encoders too, and is read as a whole
+        return load(path, None, lora, **options)[2]
     folder = find_folder(path)
     if (family := pipeline_family(folder)) is None:
         raise GudaError(
             "pipeline-unsupported", f"{folder} is not a pipeline that guda reads ({_pipeline_names()}); was it changed?"
         )
-    return family.read_frozen(folder, path)
+    return family.read_frozen(folder, path, **options)
 
 
 def build_network(config: ModelConfig, shape: tuple[int, int, int]) -> tuple[Any, Frozen | None]:
@@ -230,14 +234,31 @@ def find_folder(path: str) -> Path:
     return find_model(path, wanted, ["*.fp16.safetensors", "*.non_ema.safetensors"])
 
 
-def load(path: str, scheduler: str | None = None, lora: str | None = None) -> tuple[Any, Any, Frozen | None]:
+def takes_any_size(path: str) -> bool:
+    """Whether a pipeline's network takes pictures of any size, so that the recipe says which (`model.size`)."""
+    local = os.path.exists(os.path.expanduser(path))
+    family = pipeline_family(find_model(path) if local else find_model(path, ["*.json"]))
+    return family is not None and family.any_size
+
+
+def load(
+    path: str, scheduler: str | None = None, lora: str | None = None, fused: bool = False, **options: Any
+) -> tuple[Any, Any, Frozen | None]:
     """(network, scheduler, what stands around it) from a pipeline folder, a bare model folder (then `scheduler` is
-    needed), or a Hub id. `lora`: a diffusers LoRA file to add to a text-to-image pipeline's weights."""
-    folder = find_folder(path)
+    needed), or a Hub id. `lora`: a diffusers LoRA file for a text-to-image pipeline, kept as the adapter that alone is
+    trained (diffusion/lora.py), or `fused` into the weights. `options`: OPTIONS of the recipe's model section."""
+    folder, given = find_folder(path), {k: v for k, v in options.items() if v is not None}
     if (family := pipeline_family(folder)) is not None:
         noise = _scheduler(folder, folder / "scheduler", scheduler)
-        module, frozen = family.read_pipeline(folder, path, lora)
+        loras = {} if lora is None else {"lora": lora, "fused": fused}
+        module, frozen = family.read_pipeline(folder, path, **loras, **given)
+        if scheduler is None:  # one that is given is somebody's word
+            frozen.check_scheduler(noise)
         return module, noise, frozen
+    if given and not (folder / FROZEN).is_file():
+        raise GudaError(
+            "model-option-unsupported", f"model.{next(iter(given))} is for text-to-image pipelines, not {folder}"
+        )
     cls, net_folder, own = _find_network(folder)
     if lora is not None:
         raise GudaError(
@@ -314,6 +335,9 @@ def save(denoiser: Denoiser, folder: Path) -> None:
         "unet": [library, type(module).__name__],
     }
     saver: Any = module
+    if adapted(module):  # a plain network for everyone else
+        saver = type(saver).from_config(saver.config)
+        saver.load_state_dict(merged(module))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         saver.save_pretrained(str(folder / "unet"), safe_serialization=True)

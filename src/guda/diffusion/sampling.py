@@ -119,10 +119,12 @@ def generate(
 
 def prompt_solver(denoiser: Denoiser, steps: int) -> Callable[[], Any]:
     """Makes solvers of the model's noise schedule, set to `steps`."""
-    from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
+    from diffusers import DPMSolverMultistepScheduler
 
     if isinstance(denoiser.schedule, FlowSchedule):
-        return _solver(denoiser, steps, FlowMatchEulerDiscreteScheduler)
+        if type(denoiser.scheduler).__name__ == "DPMSolverMultistepScheduler":
+            return _solver(denoiser, steps, DPMSolverMultistepScheduler)
+        return _flow_solver(denoiser, steps, denoiser.schedule)
     # the squared cosine ends in SNRs that the solver's logarithms cannot step over; diffusers' own remedy
     cosine = denoiser.scheduler is not None and denoiser.scheduler.config.get("beta_schedule") == "squaredcos_cap_v2"
     return _solver(denoiser, steps, DPMSolverMultistepScheduler, **({"lambda_min_clipped": -5.1} if cosine else {}))
@@ -137,6 +139,25 @@ def _solver(denoiser: Denoiser, steps: int, cls: Any, **options: Any) -> Callabl
     def make() -> Any:
         solver = cls.from_config(denoiser.scheduler.config, **options)
         solver.set_timesteps(min(steps, denoiser.schedule.T))
+        return solver
+
+    return make
+
+
+def _flow_solver(denoiser: Denoiser, steps: int, schedule: FlowSchedule) -> Callable[[], Any]:
+    """Euler along the model's path, with the shift that its pictures have."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    steps, frozen = min(steps, schedule.T), denoiser.frozen
+    sigmas = None if frozen is None else frozen.sigmas(steps)
+    dynamic = denoiser.scheduler is not None and denoiser.scheduler.config.get("use_dynamic_shifting")
+    if sigmas is None and not dynamic:
+        return _solver(denoiser, steps, FlowMatchEulerDiscreteScheduler)
+    grid = np.linspace(1, 1 / schedule.T, steps) if sigmas is None else sigmas
+
+    def make() -> Any:
+        solver = FlowMatchEulerDiscreteScheduler(num_train_timesteps=schedule.T, shift=schedule.shift)
+        solver.set_timesteps(sigmas=list(grid))
         return solver
 
     return make
@@ -168,13 +189,16 @@ def _draw(
 ) -> np.ndarray:
     """Images 0..n-1 from the noise of `start`, in blocks."""
     images, device, frozen, n_blocks = [], denoiser.device, denoiser.frozen, -(-n // block)
-    guided = guidance > 1 and frozen is not None
+    embedded = frozen is not None and frozen.embeds_guidance  # then one evaluation, told the guidance
+    guided = guidance > 1 and frozen is not None and not embedded
     for number in range(n_blocks):
         rows = list(range(number * block, min((number + 1) * block, n)))
         padded = rows + [rows[-1]] * (block - len(rows))
         cond = denoiser.condition(None if prompts is None else [prompts[i] for i in padded])
         if guided and frozen is not None and cond is not None:
             cond = Cond.cat([frozen.unconditional(block), cond])
+        if embedded and cond is not None:
+            cond = Cond(cond.tensors | {"guidance": torch.full((block,), float(guidance))})
         cond = None if cond is None else cond.to(device)
         x, generators = start(padded)
         x = x.to(device)

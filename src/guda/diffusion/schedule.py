@@ -48,11 +48,13 @@ class Schedule:
             raise GudaError("betas-invalid", "the schedule's betas must be at least two finite numbers in (0, 1]")
 
     @classmethod
-    def from_scheduler(cls, scheduler: Any) -> Schedule:
-        """From any diffusers scheduler with the betas of a variance-preserving path, or from static flow matching."""
+    def from_scheduler(cls, scheduler: Any, tokens: int | None = None) -> Schedule:
+        """From any diffusers scheduler with the betas of a variance-preserving path, or of flow matching. `tokens` of
+        a picture: see `dynamic_shift`."""
         name, config = type(scheduler).__name__, scheduler.config
-        if name == "FlowMatchEulerDiscreteScheduler":
-            return FlowSchedule.from_scheduler(scheduler)
+        flow = config.get("use_flow_sigmas") and config.get("prediction_type") == "flow_prediction"
+        if name == "FlowMatchEulerDiscreteScheduler" or (name == "DPMSolverMultistepScheduler" and flow):
+            return FlowSchedule.from_scheduler(scheduler, tokens)
         betas = getattr(scheduler, "betas", None)
         if betas is None or name in DISTILLED:
             why = "has no betas" if betas is None else "belongs to a distilled few-step model, which has no bound"
@@ -213,6 +215,28 @@ def _flow_log_snr(T: int, shift: float) -> np.ndarray:
         return 2 * (np.log(T - t) - np.log(t) - np.log(shift))
 
 
+def dynamic_shift(config: Any, tokens: int) -> float:
+    """The shift of a picture of so many tokens, where the scheduler has `use_dynamic_shifting`:
+
+        mu = base_shift + (max_shift - base_shift) (tokens - base_image_seq_len)
+                                                   / (max_image_seq_len - base_image_seq_len)
+        s = e^mu u / (1 + (e^mu - 1) u)            (time_shift_type `linear`: mu in place of e^mu)
+
+    which is a fixed shift, since all pictures of a run have one size. Other sizes have other shifts, and so another
+    range of SNRs: their scores are not compared."""
+    low, high = (float(config.get(key, value)) for key, value in (("base_shift", 0.5), ("max_shift", 1.15)))
+    first, last = (int(config.get(key, n)) for key, n in (("base_image_seq_len", 256), ("max_image_seq_len", 4096)))
+    kind = config.get("time_shift_type", "exponential")
+    if kind not in ("exponential", "linear") or first == last:
+        raise GudaError(
+            "scheduler-shift-dynamic",
+            f"time_shift_type {kind!r} from {first} to {last} tokens is not a shift that guda knows; set "
+            "use_dynamic_shifting to false and a fixed shift in scheduler_config.json",
+        )
+    mu = low + (high - low) / (last - first) * (tokens - first)
+    return math.exp(min(mu, 700.0)) if kind == "exponential" else mu
+
+
 @dataclass(frozen=True, eq=False)
 class FlowSchedule(Schedule):
     """x_t = (1 - s) x_0 + s eps with s = shift u / (1 + (shift - 1) u), u = (t + 1)/T; the network predicts
@@ -232,16 +256,20 @@ class FlowSchedule(Schedule):
         return cls(-np.expm1(steps), "flow", float(shift))
 
     @classmethod
-    def from_scheduler(cls, scheduler: Any) -> FlowSchedule:
+    def from_scheduler(cls, scheduler: Any, tokens: int | None = None) -> FlowSchedule:
         name, config = type(scheduler).__name__, scheduler.config
+        dynamic = bool(config.get("use_dynamic_shifting"))
         for field in ("use_dynamic_shifting", "invert_sigmas"):
-            if config.get(field):
+            if config.get(field) and not (dynamic and tokens is not None and field == "use_dynamic_shifting"):
                 raise GudaError(
                     "scheduler-shift-dynamic",
                     f"scheduler {name} has {field}, so its noise levels depend on more than t; set {field} to false "
                     "and a fixed shift in scheduler_config.json",
                 )
-        return cls.of(int(config["num_train_timesteps"]), float(config["shift"]))
+        shift = config.get("flow_shift", 1.0) if config.get("use_flow_sigmas") else config.get("shift", 1.0)
+        if dynamic and tokens is not None:
+            shift = dynamic_shift(config, tokens)
+        return cls.of(int(config["num_train_timesteps"]), float(shift))
 
     def __post_init__(self) -> None:
         if self.prediction != "flow":

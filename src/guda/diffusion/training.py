@@ -40,7 +40,8 @@ from guda.data.groups import Groups
 from guda.diffusion.denoiser import Denoiser, Latents, encode_all
 from guda.diffusion.distributed import Stepper, make_stepper
 from guda.diffusion.families.base import Cond
-from guda.diffusion.lora import merged, wrap
+from guda.diffusion.lora import adapted, adapter_weights, merged, restart, wrap
+from guda.diffusion.low_memory import make_optimizer, recompute
 from guda.diffusion.noise import generator, torch_seed
 from guda.diffusion.preview import Preview
 from guda.diffusion.stream import Batch, Stream
@@ -70,9 +71,7 @@ class State:
         from diffusers.training_utils import EMAModel
 
         parameters = [p for p in module.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(
-            parameters, config.lr, betas=(0.9, 0.999), weight_decay=config.weight_decay, fused=True
-        )
+        optimizer = make_optimizer(config.optimizer, parameters, config.lr, config.weight_decay)
         schedule = (
             get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
             if config.schedule == "cosine"
@@ -86,7 +85,7 @@ class State:
         frozen = {k for k, p in self.module.named_parameters() if not p.requires_grad}
         tensors = {f"model.{k}": v for k, v in self.module.state_dict().items() if k not in frozen}
         for i, moments in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{k}": v for k, v in moments.items()}
+            tensors |= {f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in moments.items()}
         if self.ema is not None:
             tensors |= {f"ema.{i}": v for i, v in enumerate(self.ema.shadow_params)}
         rest = {"step": self.step, "seconds": seconds, "losses": self.losses, "cursor": self.stream.cursor,
@@ -190,7 +189,7 @@ def _seed_dropout(device: torch.device, seed: int) -> None:
 
 @dataclass
 class Trained:
-    weights: dict[str, torch.Tensor]  # the scored ones: EMA or raw, by recipe
+    weights: dict[str, torch.Tensor]  # the scored ones: EMA or raw, by recipe; of a base with a LoRA, the LoRA's
     earlier: float  # seconds spent before this process resumed it
     losses: list[float]  # mean training loss per 1 % of the run
     validation: list[float] = field(default_factory=list)  # loss on the test split, every 5 %; last: of `weights`
@@ -225,6 +224,8 @@ def train(
             "training-prompts-missing",
             "a text-to-image model is trained with one prompt per image; build them with: guda prompts",
         )
+    own = adapted(denoiser.module)  # a base with a LoRA, whose LoRA is trained anew
+    fine_tune = fine_tune or own
     if config.lora is not None and not fine_tune:
         raise GudaError(
             "lora-start-missing", "training.lora adapts a pretrained model: give model.start, or remove training.lora"
@@ -235,6 +236,10 @@ def train(
     with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
         model = denoiser.clone() if fine_tune and labels is None else fresh(denoiser, key, labels)
         module = model.module.float()  # an EMA in fp16 would stand still
+        if config.checkpointing:
+            recompute(module)
+        if own:
+            restart(module, *key, "lora")
         if config.lora is not None:
             wrap(module, config.lora, *key, "lora")
         stream = Stream(
@@ -259,7 +264,7 @@ def train(
         model.check_finite("training", "it diverged: lower the learning rate")
         if held_out is not None:
             state.validation.append(held_out.loss(model))
-        weights = merged(module) if config.lora is not None else _copied(module)
+        weights = adapter_weights(module) if own else merged(module) if config.lora is not None else _copied(module)
     return Trained(weights, state.seconds, state.losses, state.validation)
 
 

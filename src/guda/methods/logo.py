@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 
 from guda.config import Config
 from guda.diffusion import distributed
+from guda.diffusion.lora import adapted
 from guda.errors import GudaError
 from guda.files import digest
 from guda.methods.base import get_method, method
@@ -23,7 +24,16 @@ from guda.methods.elbo import ElboMethod, Set
 from guda.methods.regroup import regrouped, task_grouping
 from guda.methods.terms import ModelRef
 from guda.run.data import prompt_files
-from guda.run.models import drop_checkpoints, full_name, full_tasks, need_training, train_evals, train_model
+from guda.run.models import (
+    architecture,
+    drop_checkpoints,
+    full_name,
+    full_tasks,
+    model_digest,
+    need_training,
+    train_evals,
+    train_model,
+)
 from guda.run.run import Run
 from guda.run.task import Task
 from guda.unlearning.bank import Counterfactual
@@ -137,5 +147,7 @@ def train_logo(run: Run, seed: int, group: str, grouping: dict[str, Any] | None 
     trained = train_model(run, seed, checkpoints, groups, leave_out=group, coupled=logo.config.coupled)
     if not distributed.is_main():
         return trained.earlier
-    Counterfactual("weights", group, "", f"logo-s{seed}", trained.weights).save(run.path(logo.file(group, seed)))
+    # of a base with a LoRA only the LoRA was retrained, and means something on that base alone
+    base = model_digest(run, "base") if adapted(architecture(run).module) else ""
+    Counterfactual("weights", group, base, f"logo-s{seed}", trained.weights).save(run.path(logo.file(group, seed)))
     return drop_checkpoints(checkpoints, trained.earlier)

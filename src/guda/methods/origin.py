@@ -218,7 +218,8 @@ def _typical(run: Run, queries: Queries, samples: Queries) -> np.ndarray | None:
 
 
 def _described(run: Run, queries: Queries) -> Described:
-    return Described.of_terms(run_scorer(run, estimand="elbo", plan=_plan(run)).read(queries, FULL, ROUNDS))
+    terms = run_scorer(run, estimand="elbo", plan=_plan(run)).read(queries, FULL, ROUNDS)
+    return Described.of_terms(terms, queries.images)
 
 
 def _read_nearest(run: Run, queries: Queries) -> Nearest:

@@ -30,10 +30,11 @@ from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.diffusion import distributed
 from guda.diffusion.denoiser import Denoiser, Latents, default_device, encode_all
-from guda.diffusion.loading import build_denoiser
+from guda.diffusion.loading import OPTIONS, build_denoiser
+from guda.diffusion.lora import adapted
 from guda.diffusion.schedule import FlowSchedule, Schedule
 from guda.errors import GudaError, Mismatch
-from guda.files import TEMPORARY, atomic_folder, digest, read_json, write_json, write_tensors
+from guda.files import TEMPORARY, atomic_folder, digest, read_json, read_tensors, write_json, write_tensors
 from guda.parts import FolderParts
 from guda.run.data import held_out_images, load_data, prompt_files, training_prompts
 from guda.run.run import Run
@@ -107,6 +108,8 @@ LABEL_DROPOUT = 0.1  # share of images that the conditional model sees under the
 
 GIVEN = {"base": "model", "start": "start"}  # models that were not made here -> where run.json has their digest
 
+ADAPTER_FILE = "adapter.safetensors"  # of a model that is the run's base with another LoRA
+
 CARD = "guda.json"  # beside a trained model: what it is and the digest of its weights
 
 
@@ -143,8 +146,8 @@ def model_digest(run: Run, name: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _load(path: str, scheduler: str | None, expected: str, frozen: str | None, lora: str | None = None) -> Denoiser:
-    denoiser = Denoiser.from_pretrained(path, scheduler, lora)
+def _load(path: str, scheduler: str | None, expected: str, frozen: str | None, **options: Any) -> Denoiser:
+    denoiser = Denoiser.from_pretrained(path, scheduler, **options)
     if (digest := denoiser.digest()) != expected:
         hint = "the model changed since; use another run"
         raise Mismatch("model-changed", f"{path}: digest of the weights", digest, expected, hint)
@@ -163,11 +166,31 @@ def load_model(run: Run, name: str) -> Denoiser:
             raise GudaError(
                 "pretrained-start-missing", f"{run.root}: the recipe names no pretrained start (model.start)"
             )
-        return _load(path, run.recipe.model.scheduler, model_digest(run, name), frozen, run.recipe.model.lora)
+        options = model_options(run.recipe.model)
+        return _load(path, run.recipe.model.scheduler, model_digest(run, name), frozen, **options)
     folder = run.path("models", name)
     if not (folder / CARD).is_file():
         raise GudaError("model-not-trained", f"{run.root} has no trained model yet; run: guda train {run.root}")
+    if (folder / ADAPTER_FILE).is_file():
+        return _load_adapter(folder, model_digest(run, name), load_model(run, "base"))
     return _load(str(folder), None, model_digest(run, name), frozen)
+
+
+def model_options(config: ModelConfig) -> dict[str, Any]:
+    """How the recipe's pipeline is read. A LoRA on `path` is the model under study and stays apart from its base; on
+    `start` it is part of what everything is fine-tuned from."""
+    lora = {} if config.lora is None else {"lora": config.lora, "fused": config.path is None}
+    return lora | {name: value for name in OPTIONS if (value := getattr(config, name)) is not None}
+
+
+@lru_cache(maxsize=8)
+def _load_adapter(folder: Path, expected: str, base: Denoiser) -> Denoiser:
+    tensors, _ = read_tensors(folder / ADAPTER_FILE)
+    model = base.with_weights(base.weights() | tensors)
+    if (digest := model.digest()) != expected:
+        what = f"{folder}: digest of the base with its LoRA"
+        raise Mismatch("model-changed", what, digest, expected, "the model changed since; use another run")
+    return model
 
 
 @lru_cache(maxsize=8)
@@ -267,7 +290,10 @@ def training_inputs(run: Run, denoiser: Denoiser, flips: bool) -> tuple[Latents,
     """The training images as the model sees them and their prompts; encoded once per run."""
     prompts = training_prompts(run)
     cached_conditions(run, denoiser, prompts)
-    return cached_latents(run, denoiser, load_data(run), flips), prompts
+    latents = cached_latents(run, denoiser, load_data(run), flips)
+    if denoiser.frozen is not None:
+        denoiser.frozen.release()  # all that training sees of them is on disk now
+    return latents, prompts
 
 
 def train_full(run: Run, seed: int) -> float:
@@ -295,9 +321,13 @@ def _train_and_publish(
         return trained.earlier
     if label_dropout is not None:
         denoiser = fresh(denoiser, (), len(load_data(run).groups) + 1)
-    model = denoiser.with_weights(trained.weights)
+    own = adapted(denoiser.module)
+    model = denoiser.with_weights(denoiser.weights() | trained.weights if own else trained.weights)
     with atomic_folder(run.path("models", name)) as tmp:
-        model.save_pretrained(tmp)
+        if own:  # not one more copy of the base
+            write_tensors(tmp / ADAPTER_FILE, trained.weights)
+        else:
+            model.save_pretrained(tmp)
         write_json(
             tmp / CARD, {"name": name, "seed": seed, "weights": model.digest(), "steps": config.steps,
                          "losses": trained.losses} | about

@@ -92,7 +92,7 @@ class Recipe(Config):
     def locked(self) -> dict[str, Any]:
         value = self.model_dump(mode="json")
         if self.training is not None:  # what it comes to, so that null and the value it stands for are one recipe
-            value["training"]["exposure_matched"] = self.training.matched(self.model.start is not None)
+            value["training"]["exposure_matched"] = self.training.matched(self.model.fine_tuned)
         return {key: value[key] for key in LOCKED}
 
 
@@ -126,7 +126,15 @@ def read_recipe(name: str) -> Recipe:
     return Recipe.read(Path(name)) if name.endswith((".yaml", ".yml")) else builtin_recipe(name)
 
 
-def preset(text_to_image: bool) -> Recipe:
+def preset(text_to_image: bool, adapted: bool = False) -> Recipe:
     """What a model of this kind is unlearned and scored with where nothing else is said: the recipe that `guda init`
-    writes into a run, and the settings of `guda.unlearn` and `guda.attribute`."""
-    return builtin_recipe("own-style" if text_to_image else "own-data")
+    writes into a run, and the settings of `guda.unlearn` and `guda.attribute`. Of a base with a LoRA (`adapted`) the
+    changed LoRA itself is stored, in place of another one on top."""
+    found = builtin_recipe("own-style" if text_to_image else "own-data")
+    if not adapted:
+        return found
+    value = found.model_dump(mode="json")
+    for settings in [*value["methods"].values(), *value["defaults"].values()]:
+        if str(settings.get("store", "")).startswith("lora:"):
+            settings["store"] = "fp32"
+    return Recipe.from_dict(value, found.name)

@@ -146,7 +146,7 @@ def _origins(
         def describe(pictures: Queries) -> Described:
             for shard in pictures.shards(config.shard):
                 scorer.evaluate(shard, [full], ROUNDS)
-            return Described.of_terms(scorer.read(pictures, full, ROUNDS))
+            return Described.of_terms(scorer.read(pictures, full, ROUNDS), pictures.images)
 
         p = typical_p(describe(samples), describe(queries), samples.find(queries.images, queries.prompts))
     if data is not None:

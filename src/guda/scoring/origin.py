@@ -9,13 +9,19 @@ Would this model make such a picture? A conformal p-value from the full model's 
 
 A picture is described by the logarithms of the full model's KL terms, stratum by stratum of noise, less the smooth
 curve that such terms follow along t inside a stratum (a draw's timestep is random and says nothing of the picture),
-averaged over rounds. Its distance from the samples is Mahalanobis': too large or too small errors count alike, so
-noise (which the model cannot predict) and flat or blurred pictures (which it predicts too well) are both far out.
+averaged over rounds; and by how badly the samples span what it looks like at 16x16 cells or less. Its distance from the
+samples is Mahalanobis': too large or too small errors count alike, so noise (which the model cannot predict) and flat
+or blurred pictures (which it predicts too well) are both far out. How badly x is spanned is its ridge leverage h among
+all pictures, as the logarithm of h / (1 - h):
+
+    h = diag( K (K + lambda)^-1 ),   K = X X^T of the centred pictures,   lambda = the mean of K's diagonal
+
+A picture of other content than the samples has a large one even where the model predicts its noise well.
 
     p = (1 + how many samples are at least as far out) / (1 + how many samples)
 
-Curve, mean and covariance are computed from the samples and the picture together, so that the picture and a sample
-are treated alike. A fresh sample then has p <= alpha with a probability of at most alpha, exactly, whatever the
+Curve, leverage, mean and covariance are computed from the samples and the picture together, so that the picture and a
+sample are treated alike. A fresh sample then has p <= alpha with a probability of at most alpha, exactly, whatever the
 distribution is (full conformal prediction). A picture that is one of the samples is compared with the others.
 """
 
@@ -144,41 +150,61 @@ DEGREE = 3  # of the curve along t inside a stratum
 
 SHRINK = 0.1  # towards independent strata
 
+CELLS = 16  # along each side of a picture
+
 
 @dataclass(frozen=True, eq=False)
 class Described:
-    """Full-model KL terms (positive) and their timesteps, both [pictures, R, S]."""
+    """Full-model KL terms (positive) and their timesteps, both [pictures, R, S]; what the pictures look like [pictures,
+    cells], or None: they are compared by their terms alone."""
 
     kl: np.ndarray
     t: np.ndarray
+    cells: np.ndarray | None = None
 
     @classmethod
-    def of_terms(cls, terms: Terms) -> Described:
-        return cls(terms.kl.transpose(1, 0, 2), terms.t.transpose(1, 0, 2))
+    def of_terms(cls, terms: Terms, images: np.ndarray) -> Described:
+        """`images`: the pictures, uint8 [n, C, H, W]."""
+        return cls(terms.kl.transpose(1, 0, 2), terms.t.transpose(1, 0, 2), coarse(images))
 
     def __len__(self) -> int:
         return len(self.kl)
 
     def of(self, chosen: np.ndarray) -> Described:
-        return Described(self.kl[chosen], self.t[chosen])
+        return Described(self.kl[chosen], self.t[chosen], None if self.cells is None else self.cells[chosen])
+
+
+def coarse(images: np.ndarray) -> np.ndarray:
+    """Means over CELLS x CELLS cells (or pixels, where there are fewer), flattened: float64 [n, C cells cells]."""
+    found = images.astype(np.float64)
+    for axis in (2, 3):
+        edges = np.linspace(0, images.shape[axis], min(CELLS, images.shape[axis]) + 1).astype(int)
+        shape = [-1 if a == axis else 1 for a in range(4)]
+        found = np.add.reduceat(found, edges[:-1], axis=axis) / np.diff(edges).reshape(shape)
+    return np.asarray(found.reshape(len(found), -1))
 
 
 def typical_p(samples: Described, pictures: Described, place: np.ndarray) -> np.ndarray | None:
     """float64 [Q]; `place` [Q]: which of the samples a picture is, or -1. None: too few samples to tell."""
     if len(samples) < LEAST:
         return None
-    values, curves = _logs(samples.kl), _curves(samples.t, samples.t)
-    own_values, own_curves = _logs(pictures.kl), _curves(pictures.t, samples.t)
+    known, asked = _columns(samples, samples), _columns(pictures, samples)
     found = np.empty(len(pictures))
     inside: np.ndarray | None = None  # all samples against each other: what every picture that is a sample needs
     for q, at in enumerate(place):
         if at >= 0:
-            inside = _distances(values, curves) if inside is None else inside
+            inside = _distances(*known) if inside is None else inside
             found[q] = _share(inside, int(at))
         else:
-            both = np.concatenate([values, own_values[q : q + 1]]), np.concatenate([curves, own_curves[q : q + 1]])
-            found[q] = _share(_distances(*both), len(values))
+            both = [np.concatenate([a, b[q : q + 1]]) for a, b in zip(known, asked, strict=True)]
+            found[q] = _share(_distances(*both), len(samples))
     return found
+
+
+def _columns(some: Described, of: Described) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logarithms of the terms, the curves along t that are taken off them, and the cells."""
+    cells = np.empty((len(some), 0)) if some.cells is None else some.cells
+    return _logs(some.kl), _curves(some.t, of.t), cells
 
 
 def _logs(kl: np.ndarray) -> np.ndarray:
@@ -192,18 +218,34 @@ def _curves(t: np.ndarray, of: np.ndarray) -> np.ndarray:
     return np.stack([u**k for k in range(DEGREE + 1)], axis=-1)
 
 
-def _distances(values: np.ndarray, curves: np.ndarray) -> np.ndarray:
+def _distances(values: np.ndarray, curves: np.ndarray, cells: np.ndarray) -> np.ndarray:
     """Squared, [n], of each picture from the mean of all."""
+    left = np.concatenate([_levels(values, curves), _spanned(cells)], axis=1)
+    left = left - left.mean(axis=0)
+    left = left / np.maximum(left.std(axis=0), 1e-12)
+    shape = (1 - SHRINK) * left.T @ left / len(left) + SHRINK * np.eye(left.shape[1])
+    return np.asarray(np.einsum("ni,ni->n", left @ np.linalg.inv(shape), left))
+
+
+def _levels(values: np.ndarray, curves: np.ndarray) -> np.ndarray:
+    """The terms without their curve, averaged over rounds: [n, S]."""
     x, y = curves.transpose(2, 0, 1, 3), values.transpose(2, 0, 1)  # stratum first
     s, n, r = y.shape
     rows, flat = x.reshape(s, n * r, -1), y.reshape(s, n * r)
     products = rows.transpose(0, 2, 1) @ rows
     fit = np.linalg.pinv(products, rcond=1e-10, hermitian=True) @ (rows.transpose(0, 2, 1) @ flat[..., None])
-    left = (flat - (rows @ fit)[..., 0]).reshape(s, n, r).mean(axis=2).T  # [n, S]
-    left = left - left.mean(axis=0)
-    left = left / np.maximum(left.std(axis=0), 1e-12)
-    shape = (1 - SHRINK) * left.T @ left / n + SHRINK * np.eye(s)
-    return np.asarray(np.einsum("ni,ni->n", left @ np.linalg.inv(shape), left))
+    return np.asarray((flat - (rows @ fit)[..., 0]).reshape(s, n, r).mean(axis=2).T)
+
+
+def _spanned(cells: np.ndarray) -> np.ndarray:
+    """Logarithm of leverage / (1 - leverage), [n, 1]; of no cells [n, 0]."""
+    if not cells.shape[1]:
+        return np.empty((len(cells), 0))
+    centred = cells - cells.mean(axis=0)
+    products = centred @ centred.T
+    ridge = max(float(np.trace(products)) / len(cells), 1e-9)
+    free = ridge * np.diagonal(np.linalg.inv(products + ridge * np.eye(len(cells))))  # 1 - leverage
+    return np.asarray(np.log(np.maximum(1 / free - 1, 1e-12))[:, None])
 
 
 def _share(distances: np.ndarray, at: int) -> float:

@@ -2,6 +2,13 @@
 
 Strata partition 1..t_max. A round draws one keyed (t, eps) in every stratum, t with probability p(t)/P_s inside stratum
 s; a draw counts for 1/(that probability), so a round is by itself an unbiased estimate of the whole sum whatever p is.
+
+Rounds do not draw their timesteps independently of each other. A query has one random start u in every stratum, and
+round r takes the quantile u + r (sqrt 5 - 1)/2 modulo one of the stratum's density: uniform in every round, and any few
+rounds in a row lie far apart. Terms change smoothly along t, so the mean of several rounds errs less than that of
+independent draws, while their variance, which counts the trend along t as noise, does not shrink: intervals hold, and
+are wider than they need be where the trend is most of the variance (docs/scoring.md, "What the error bars mean").
+
 Kinds of plan:
 
     uniform      strata of equal width, t uniform inside them
@@ -37,6 +44,8 @@ from guda.diffusion.noise import KeyedNoise
 from guda.diffusion.schedule import Schedule
 from guda.errors import GudaError
 from guda.files import digest
+
+ROTATION = (5**0.5 - 1) / 2  # of the quantile, from round to round: any few multiples of it lie far apart
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,7 @@ class Plan:
                 "seed": self.seed,
                 "density": self.density,
                 "pairs": self.antithetic,
+                "rotation": ROTATION,
             }
         )
 
@@ -128,14 +138,13 @@ class Plan:
         t = np.empty(self.n_strata, np.int64)
         eps = np.empty((self.n_strata, *shape), np.float32)
         for i in range(self.n_strata):
-            g = noise.at(self.seed, "score", query, round_, i)
-            u = g.random()
             if self.grid:
                 t[i] = self.grid[i]
             else:
+                u = (noise.at(self.seed, "start", query, i).random() + round_ * ROTATION) % 1.0
                 cumulative, p = self._inside[i]
                 t[i] = self.edges[i] + min(int(np.searchsorted(cumulative, u, side="right")), len(p) - 1)
-            g.standard_normal(dtype=np.float32, out=eps[i])
+            noise.at(self.seed, "score", query, round_, i).standard_normal(dtype=np.float32, out=eps[i])
         return t, eps
 
 

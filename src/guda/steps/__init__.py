@@ -25,6 +25,7 @@ from guda.steps.function import evaluate_cross, evaluate_function
 from guda.steps.health import health, health_methods
 from guda.steps.init import init, status
 from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_path
+from guda.steps.memory import plan_memory
 from guda.steps.pairs import pairs, parse_pairs
 from guda.steps.partition import partition
 from guda.steps.plan import Budget, outline, plan, seconds_per_evaluation
@@ -106,6 +107,7 @@ __all__ = [
     "placebo_null",
     "plan",
     "plan_cluster",
+    "plan_memory",
     "prompts_build",
     "prompts_show",
     "query_count",

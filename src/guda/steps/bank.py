@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.lora import adapted, lora_file
 from guda.errors import GudaError, Mismatch
-from guda.files import atomic_folder, read_header, read_tensors
+from guda.files import atomic_folder, read_header, read_tensors, write_tensors
 from guda.methods.base import METHODS, get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.regroup import fitted_placebos, pair_files
@@ -24,6 +25,8 @@ from guda.run.models import architecture, load_model, model_digest, model_files,
 from guda.run.run import Run
 from guda.unlearning.bank import FILES, Card, Counterfactual, dtype_text, full_bytes
 from guda.unlearning.rule import RULE, read_rule
+
+LORA = "pytorch_lora_weights.safetensors"  # as diffusers names a LoRA file
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,8 @@ def _given(run: Run, path: Path, group: str, own: bool) -> Counterfactual:
             )
         if own == (item.kind == "weights"):
             check_finite(item.changed(base), str(path))
-            return replace(item, base="") if own else item  # a retraining has no base
+            # a retraining has no base, unless it is the LoRA of one
+            return replace(item, base="") if own and set(item.tensors) == set(base.weights()) else item
         weights = base.weights() | item.changed(base)
     else:
         weights = read_tensors(path)[0] if path.is_file() else _folder_weights(run, path)
@@ -236,7 +240,7 @@ def _folder_weights(run: Run, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def bank_export(run: Run, method: str, group: str, folder: str | Path, seed: int | None = None) -> dict[str, Any]:
-    """Write one counterfactual as an ordinary diffusers folder."""
+    """Write one counterfactual as an ordinary diffusers folder; of a base with a LoRA, as a LoRA file."""
     file, name = _place(run, method, group, seed)
     if not run.has(file):
         raise GudaError(
@@ -250,5 +254,8 @@ def bank_export(run: Run, method: str, group: str, folder: str | Path, seed: int
     own = item.kind == "weights" and _base_digest(run) is None
     model = item.apply(architecture(run) if own else load_model(run, "base"))
     with atomic_folder(folder) as tmp:
-        model.save_pretrained(tmp)
+        if adapted(model.module):
+            write_tensors(tmp / LORA, lora_file(model.module))
+        else:
+            model.save_pretrained(tmp)
     return {"method": name, "group": group, "folder": str(folder), "weights": model.digest()}

@@ -12,14 +12,14 @@ from guda.config import parse_config
 from guda.data.images import ImageData
 from guda.data.sources import SOURCES, load_source, load_test_split
 from guda.diffusion.denoiser import Denoiser
-from guda.diffusion.loading import build_denoiser
+from guda.diffusion.loading import build_denoiser, takes_any_size
 from guda.diffusion.validation import DRAWS
 from guda.errors import GudaError
 from guda.files import atomic_folder
 from guda.methods.base import METHODS, get_method
 from guda.methods.terms import load_queries
 from guda.run.data import TEST, load_data
-from guda.run.models import full_name, need_training
+from guda.run.models import full_name, model_options, need_training
 from guda.run.recipe import Recipe
 from guda.run.run import Run, here, writable
 from guda.run.task import read_progress
@@ -41,7 +41,7 @@ def init(
     they, and the images are read again. `data`, `model`: what the recipe names, where it is in memory already; a
     model is saved to `model.path` if nothing is there. `resize` may change the `training` section of a new run once
     the images are known (steps/sizing.py)."""
-    address, root, recipe = root, here(root), _absolute(recipe)
+    address, root, recipe = root, here(root), _sized(_absolute(recipe))
     for name in recipe.methods:
         if name not in METHODS:
             raise GudaError(
@@ -136,6 +136,14 @@ def _absolute(recipe: Recipe) -> Recipe:
     return Recipe.from_dict(value, "the recipe")
 
 
+def _sized(recipe: Recipe) -> Recipe:
+    """A network that takes pictures of any size takes those of the data (`data.size`), unless the recipe says."""
+    path = recipe.model.path or recipe.model.start
+    if path is None or recipe.model.size is not None or recipe.data.size is None or not takes_any_size(path):
+        return recipe
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"size": recipe.data.size})})
+
+
 def _save_model(model: Denoiser, recipe: Recipe, root: Path) -> None:
     """A model that was given as an object; one from the Hub has no such folder either, and needs none."""
     if (target := Path(str(recipe.model.path))).is_relative_to(root.resolve()):
@@ -153,6 +161,10 @@ def _check_model(recipe: Recipe, data: ImageData, given: Denoiser | None = None)
             "model-not-given", "no model: give --model FOLDER, or a recipe with a `training` section for `guda train`"
         )
     if recipe.training is not None and recipe.training.lora is not None and recipe.model.start is None:
+        if recipe.model.lora is not None:
+            raise GudaError(
+                "lora-already-there", "model.lora is what is retrained, in its own rank; remove training.lora"
+            )
         raise GudaError(
             "lora-start-missing", "training.lora adapts a pretrained model: give model.start, or remove training.lora"
         )
@@ -165,7 +177,7 @@ def _check_model(recipe: Recipe, data: ImageData, given: Denoiser | None = None)
         _check_prompts(recipe, model, data)
         _try(model, "model.options")
         return None
-    model = given or Denoiser.from_pretrained(path, recipe.model.scheduler, recipe.model.lora)
+    model = given or Denoiser.from_pretrained(path, recipe.model.scheduler, **model_options(recipe.model))
     _check_prompts(recipe, model, data)
     if model.image_shape != data.shape:
         (c, h, w), (dc, dh, dw) = model.image_shape, data.shape

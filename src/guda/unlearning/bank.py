@@ -28,6 +28,7 @@ from torch import nn
 
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser, weights_digest
+from guda.diffusion.lora import adapted, is_adapter, targets
 from guda.errors import GudaError, Mismatch
 from guda.files import digest, read_header, read_tensors, write_tensors
 
@@ -37,7 +38,8 @@ KINDS = ("delta", "lowrank", "lora", "weights")
 @dataclass(frozen=True)
 class Counterfactual:
     """`tensors` are differences to the base's weights, whole (kind "delta") or some of them as two factors ("lowrank",
-    "lora"), or the weights themselves ("weights"). They are added in the base's precision whatever their own."""
+    "lora"), or the weights themselves ("weights"): all of them without a base, or the LoRA of one. They are added in
+    the base's precision whatever their own."""
 
     kind: str
     group: str
@@ -57,7 +59,7 @@ class Counterfactual:
     def changed(self, base: Denoiser, known: str | None = None) -> dict[str, torch.Tensor]:
         """The new values of the weights that change. `known`: the base's digest, where it was computed before."""
         where, old = f"the model without {self.group!r}", base.weights()
-        if self.kind == "weights":
+        if self.kind == "weights" and not self.base:
             base.check_weights(self.tensors, where)
             return {k: v.to(old[k]) for k, v in self.tensors.items()}
         if (known := known or base.digest()) != self.base:
@@ -65,6 +67,9 @@ class Counterfactual:
                 "base-model-mismatch", f"counterfactual without {self.group!r}: base model", self.base, known,
                 "a delta fits only the model it was made from; fit again",
             )  # fmt: skip
+        if self.kind == "weights":
+            base.check_weights(old | self.tensors, where)
+            return {k: v.to(old[k]) for k, v in self.tensors.items()}
         scale = self.about["alpha"] / self.about["rank"] if self.kind == "lora" else 1.0
         return {k: old[k] + v.to(old[k]) for k, v in changes(self.tensors, old, scale, where)}
 
@@ -341,9 +346,9 @@ def bank_fraction(network: Denoiser | nn.Module, store: str) -> float:
     looked at: build the network on torch.device("meta") and nothing is allocated."""
     module = network.module if isinstance(network, Denoiser) else network
     packing, shapes = Packing.parse(store), {k: v.shape for k, v in module.state_dict().items()}
-    if packing.kind == "lora":
-        from guda.diffusion.lora import targets
-
+    if adapted(module):  # of a base with a LoRA nothing else ever changes
+        shapes = {k: shape for k, shape in shapes.items() if is_adapter(k)}
+    if packing.kind == "lora" and not adapted(module):
         numbers = sum(factors_numel(shapes[f"{name}.weight"], packing.rank) for name in targets(module))
     else:
         thin = packing.kind == "lowrank"

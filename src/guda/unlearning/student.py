@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from guda.diffusion.denoiser import Denoiser
+from guda.diffusion.lora import adapted, is_adapter
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.unlearning.bank import A, B, Counterfactual, Packing
@@ -18,12 +19,14 @@ from guda.unlearning.bank import A, B, Counterfactual, Packing
 
 class Student:
     """`denoiser` is what the loss sees, `parameters` what the optimiser moves: everything, or with `store = lora:R`
-    the adapters only, whose start is keyed by (config.seed, group)."""
+    the adapters only, whose start is keyed by (config.seed, group). Where the model is a base with a LoRA, that LoRA:
+    the student starts as the teacher and becomes a changed LoRA on the same base."""
 
     def __init__(self, teacher: Denoiser, config: Any, group: str = "") -> None:
         self.teacher, self.config = teacher, config
         self.packing = Packing.parse(config.store)
-        self.denoiser = teacher.clone()
+        # adapters are put beside the teacher's own weights, which do not move
+        self.denoiser = teacher.clone(share=self.packing.kind == "lora")
         if self.packing.kind == "lora":
             from guda.diffusion.lora import wrap
 
@@ -41,7 +44,10 @@ class Student:
                 tensors |= self.packing.round({name + B: b, name + A: a})
             about = {"rank": self.packing.rank, "alpha": self.packing.rank}
             return Counterfactual("lora", group, self.teacher.digest(), method, tensors, about)
-        weights = {k: v.detach().cpu().clone() for k, v in self.denoiser.module.state_dict().items()}
+        state = self.denoiser.module.state_dict()
+        if adapted(self.denoiser.module):  # the rest is shared with the teacher
+            state = {k: v for k, v in state.items() if is_adapter(k)}
+        weights = self.teacher.weights() | {k: v.detach().cpu().clone() for k, v in state.items()}
         return self.packing.pack(Counterfactual.delta(self.teacher, weights, group, method))
 
     def state(self) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.diffusion.denoiser import Denoiser, Latents, encode_all
 from guda.diffusion.families.base import Cond
+from guda.diffusion.low_memory import make_optimizer, recompute
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.registry import Registry
@@ -61,6 +62,12 @@ class UnlearnConfig(Config):
         description="Unlearn every group once for each of these seeds; scores are the mean, and its error includes "
         "their spread. Default: `seed` alone.",
     )
+    checkpointing: bool = Field(
+        False, description="Compute activations again in the backward pass in place of keeping them: less memory."
+    )
+    optimizer: Literal["adamw", "adamw8bit"] = Field(
+        "adamw", description="adamw8bit keeps the moments in 8 bits (needs the package bitsandbytes, and a GPU)."
+    )
     store: Store = Field(
         "fp32",
         description="How a counterfactual is kept: fp32, bf16, lowrank:RANK, lora:RANK (only adapters are trained); "
@@ -76,8 +83,9 @@ class UnlearnConfig(Config):
 
     @model_serializer(mode="wrap")
     def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out seeds where there are none: artifacts are named after the settings, and older ones have none."""
-        return {key: value for key, value in dump(self).items() if key != "seeds" or value}
+        """Leave out what is not used: artifacts are named after the settings, and older ones do not have these."""
+        unused = {"seeds": (), "checkpointing": False, "optimizer": "adamw"}
+        return {key: value for key, value in dump(self).items() if key not in unused or value not in (unused[key], [])}
 
     @model_validator(mode="after")
     def _reaches_its_rate(self) -> UnlearnConfig:
@@ -294,7 +302,9 @@ def unlearn_group(
 
     operator = make_operator(operator_id, teacher, data, group, config, conditional, prompts)
     student = Student(teacher, config, group)
-    optimizer = torch.optim.AdamW(student.parameters, config.lr, weight_decay=0.0, fused=True)
+    optimizer = make_optimizer(config.optimizer, student.parameters, config.lr, 0.0)
+    if config.checkpointing:
+        recompute(student.denoiser.module)
     schedule = (
         get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
         if config.decay

@@ -60,7 +60,10 @@ class Frozen(ABC):
 
     image_shape: tuple[int, int, int]  # (C, H, W) of an image in pixels
     shape: tuple[int, int, int]  # (C, H, W) of x_0
+    tokens: int | None = None  # a picture is to the network, where its noise levels depend on it (dynamic shifting)
     cache_latents: ClassVar[bool] = False  # whether encoding is so slow that a run keeps the result on disk
+    embeds_guidance: ClassVar[bool] = False  # whether the network is told a guidance (`cond.tensors["guidance"]`)
+    drops_variance: ClassVar[bool] = False  # whether `call` leaves out the half of the channels that is a variance
 
     def __init__(self) -> None:
         self._computed: dict[str, Row] = {}  # at most EMBEDDING_BYTES
@@ -94,6 +97,16 @@ class Frozen(ABC):
 
     def to(self, device: torch.device | str) -> None:  # noqa: B027  a frozen part may have no weights
         """Move the weights in place."""
+
+    def release(self) -> None:  # noqa: B027
+        """Free what is only needed to encode new pictures and prompts."""
+
+    def check_scheduler(self, scheduler: Any) -> None:  # noqa: B027
+        """Refuse a pipeline whose own scheduler shows that it is distilled to a few steps."""
+
+    def sigmas(self, steps: int) -> np.ndarray | None:
+        """Noise levels of a flow-matching sampler before they are shifted; None: the scheduler's own."""
+        return None
 
     def condition(self, prompts: Sequence[str]) -> Cond:
         """One row per prompt; each text is embedded once and kept."""
@@ -138,6 +151,7 @@ class Family:
     """One kind of model; override what it supports."""
 
     networks: tuple[str, ...] = ()  # network classes that may be read, as "module:Class"
+    any_size: bool = False  # whether its networks take pictures of any size (`model.size`)
     pipeline: str | None = None  # `_class_name` of the pipeline folders (model_index.json) it reads as a whole
 
     def build(self, config: ModelConfig, shape: tuple[int, int, int]) -> tuple[nn.Module, Frozen | None]:
@@ -155,11 +169,14 @@ class Family:
         """Files of a pipeline's Hub repository that are needed: not the other copies of the weights beside them."""
         raise self._lacks("pipeline to download")
 
-    def read_pipeline(self, folder: Path, path: str, lora: str | None = None) -> tuple[nn.Module, Frozen]:
-        """The network and the frozen part of a pipeline folder; `path`: how the user named it."""
+    def read_pipeline(
+        self, folder: Path, path: str, lora: str | None = None, fused: bool = True, **options: Any
+    ) -> tuple[nn.Module, Frozen]:
+        """The network and the frozen part of a pipeline folder; `path`: how the user named it; `fused`: whether a LoRA
+        becomes part of the weights; `options`: `size` and `guidance` of the recipe's model section, where given."""
         raise self._lacks("pipeline to read")
 
-    def read_frozen(self, folder: Path, path: str) -> Frozen:
+    def read_frozen(self, folder: Path, path: str, **options: Any) -> Frozen:
         """The frozen part of a pipeline folder alone, for networks fine-tuned here."""
         raise self._lacks("pipeline to read a frozen part from")
 
@@ -170,7 +187,7 @@ class Family:
 FAMILIES: Registry[Family] = Registry(
     "family",
     "guda.families",
-    [f"guda.diffusion.families.{name}" for name in ("unet2d", "mlp", "words", "sd")],
+    [f"guda.diffusion.families.{name}" for name in ("unet2d", "mlp", "words", "sd", "flux", "pixart", "gemma")],
 )
 
 

@@ -11,7 +11,8 @@ The mean and not a draw, so that every method scores the same latent. Encoders r
 padded, because kernels give other last bits at other shapes: a latent is a function of its image alone, an embedding of
 its prompt. float32 on the CPU; on a GPU each part computes in the precision it was stored in, a VAE marked
 `force_upcast` in float32 (SDXL's overflows in half precision). The digest is of values, so it does not depend on the
-device.
+device. Once latents and embeddings are kept on disk, `release` frees VAE and text encoders; they are read again from
+their folders if something new has to be encoded.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from guda.data.images import to_float, to_uint8
 from guda.data.text import quiet_loading
 from guda.diffusion.families.base import Family, Frozen
 from guda.diffusion.loading import check_size, network_class, read_network
-from guda.diffusion.lora import fuse
+from guda.diffusion.lora import add_lora
 from guda.errors import GudaError
 from guda.files import digest, digest_arrays, digest_file, read_header
 from guda.model_files import check_index, check_part, read_model_config, weight_files
@@ -43,16 +44,53 @@ CHUNK = 64 * BLOCK  # images that are floats at the same time
 Read = Callable[[Any], tuple[torch.Tensor, ...]]
 
 
-class Vae:
-    def __init__(self, model: Any) -> None:
+class Part:
+    """A network that is never trained. `read` gets it from disk again after `release`; without it, it stays."""
+
+    def __init__(self, model: Any, read: Callable[[], Any] | None = None) -> None:
+        self._model, self._read = model.eval().requires_grad_(False), read
+        self._place: tuple[torch.device | str, torch.dtype] | None = None
+
+    @property
+    def model(self) -> Any:
+        if self._model is None:
+            assert self._read is not None
+            self._model = self._read().eval().requires_grad_(False)
+            self._move()
+        return self._model
+
+    @property
+    def in_memory(self) -> bool:
+        return self._model is not None
+
+    def release(self) -> None:
+        if self._read is not None:
+            self._model = None
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> None:
+        self._place = (device, dtype)
+        self._move()
+
+    def _move(self) -> None:
+        if self._place is not None and self._model is not None:
+            # not diffusers' own `to`, which warns of every change of precision
+            torch.nn.Module.to(self._model, *self._place)
+
+
+class Vae(Part):
+    """`AutoencoderKL`, or `AutoencoderDC`, whose latent is not a distribution."""
+
+    def __init__(self, model: Any, read: Callable[[], Any] | None = None) -> None:
+        super().__init__(model, read)
         config = model.config
         if getattr(config, "latents_mean", None) is not None or getattr(config, "latents_std", None) is not None:
             raise GudaError(
                 "vae-unsupported", "the VAE normalises each latent channel (latents_mean, latents_std); not supported"
             )
-        self.model = model.eval().requires_grad_(False)
         self.scale, self.shift = float(config.scaling_factor), float(getattr(config, "shift_factor", None) or 0)
-        self.factor = 2 ** (len(config.block_out_channels) - 1)  # pixels per latent, each way
+        blocks = config.get("encoder_block_out_channels") or config.block_out_channels
+        self.factor = 2 ** (len(blocks) - 1)  # pixels per latent, each way
+        self.upcast = bool(getattr(config, "force_upcast", False))
         self.channels, self.latent_channels = int(config.in_channels), int(config.latent_channels)
 
     def _blocks(self, x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -67,7 +105,7 @@ class Vae:
         means = []
         for start in range(0, len(images), CHUNK):  # floats of 24,000 images of 512 x 512 would be 75 GB
             x = torch.from_numpy(to_float(np.ascontiguousarray(images[start : start + CHUNK])))
-            means += [self.model.encode(b).latent_dist.mode()[:n].float().cpu() for n, b in self._blocks(x)]
+            means += [_mean(self.model.encode(b))[:n].float().cpu() for n, b in self._blocks(x)]
         return (torch.cat(means) - self.shift) * self.scale
 
     @torch.no_grad()
@@ -76,6 +114,11 @@ class Vae:
         return np.concatenate(
             [to_uint8(self.model.decode(b).sample[:n].float().cpu().numpy()) for n, b in self._blocks(z)]
         )
+
+
+def _mean(encoded: Any) -> torch.Tensor:
+    found: torch.Tensor = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
+    return found
 
 
 def last(output: Any) -> tuple[torch.Tensor, ...]:
@@ -88,59 +131,100 @@ def penultimate(output: Any) -> tuple[torch.Tensor, ...]:
     return output.hidden_states[-2], output[0]
 
 
-class TextEncoder:
-    """Prompts are padded to the encoder's full length and cut there, as diffusers does."""
+def before_last(output: Any) -> tuple[torch.Tensor, ...]:
+    """Hidden states before the last layer."""
+    return (output.hidden_states[-2],)
 
-    def __init__(self, tokenizer: Any, model: Any, length: int | None = None) -> None:
-        self.tokenizer, self.model = tokenizer, model.eval().requires_grad_(False)
+
+def pooled(output: Any) -> tuple[torch.Tensor, ...]:
+    """One vector per prompt."""
+    return (output.pooler_output,)
+
+
+class TextEncoder(Part):
+    """Prompts are padded to the encoder's full length and cut there, as diffusers does. With `mask`, the encoder does
+    not attend to the padding, and the mask is one more output, for the network."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        model: Any,
+        length: int | None = None,
+        mask: bool = False,
+        read: Callable[[], Any] | None = None,
+    ) -> None:
+        super().__init__(model, read)
+        self.tokenizer, self.mask = tokenizer, mask
+        self.tokenizer.padding_side = "right"  # Gemma's own is left, which its pipelines change as well
         self.length = int(length or tokenizer.model_max_length)
 
     @torch.no_grad()
-    def __call__(self, prompts: Sequence[str], read: Read) -> tuple[torch.Tensor, ...]:
-        """What `read` takes from the encoder's output, [n, ...] float32 on the CPU."""
+    def __call__(self, prompts: Sequence[str], read: Read, length: int | None = None) -> tuple[torch.Tensor, ...]:
+        """What `read` takes from the encoder's output, [n, ...] float32 on the CPU, and then the mask, bool."""
         parts: list[tuple[torch.Tensor, ...]] = []
         device = next(self.model.parameters()).device
         for start in range(0, len(prompts), BLOCK):
             block = list(prompts[start : start + BLOCK])
             n = len(block)
             tokens = self.tokenizer(
-                block + [""] * (BLOCK - n), padding="max_length", max_length=self.length, truncation=True,
+                block + [""] * (BLOCK - n), padding="max_length", max_length=length or self.length, truncation=True,
                 return_tensors="pt",
             )  # fmt: skip
             # Stable Diffusion attends to the padding too, unless the encoder was made otherwise
-            masked = getattr(self.model.config, "use_attention_mask", False)
+            masked = self.mask or getattr(self.model.config, "use_attention_mask", False)
             mask = {"attention_mask": tokens.attention_mask.to(device)} if masked else {}
-            output = self.model(tokens.input_ids.to(device), output_hidden_states=read is penultimate, **mask)
-            parts.append(tuple(value[:n].float().cpu() for value in read(output)))
+            hidden = read in (penultimate, before_last)
+            output = self.model(tokens.input_ids.to(device), output_hidden_states=hidden, **mask)
+            found = tuple(value[:n].float().cpu() for value in read(output))
+            parts.append((*found, tokens.attention_mask[:n].bool()) if self.mask else found)
         return tuple(torch.cat(values) for values in zip(*parts, strict=True))
 
 
 class LatentFrozen(Frozen):
     cache_latents: ClassVar[bool] = True
+    pixels: ClassVar[int | None] = None  # default size of a picture, for networks that take any (`model.size`)
+    patch: ClassVar[int] = 1  # latents per token of such a network, each way
 
     def __init__(
         self,
-        vae: Any,
+        vae: Vae,
         texts: Mapping[str, TextEncoder],
-        sample_size: int | Sequence[int] | None,
+        network: Mapping[str, Any],
         *,
         source: Mapping[str, Any],
         options: Mapping[str, Any] | None = None,
         stored: Mapping[str, torch.dtype] | None = None,
         tokenizers: str = "",
     ) -> None:
-        """sample_size: of the network's latents; source: see `Frozen.source`; options: of the pipeline
-        (model_index.json); stored: precision of each part on disk; tokenizers: digest of their files."""
+        """network: its config; source: see `Frozen.source`, with the recipe's `size` and `guidance` where given;
+        options: of the pipeline (model_index.json); stored: precision of each part on disk; tokenizers: digest of their
+        files."""
         super().__init__()
+        self.vae, self.network = vae, dict(network)
+        sample_size = self._latent_size(source.get("size"))
         if sample_size is None:
             raise GudaError(
                 "sample-size-missing", "the network's config.json has no sample_size; write its latent size there"
             )
-        self.vae, self.texts, self.options = Vae(vae), dict(texts), dict(options or {})
+        self.texts, self.options = dict(texts), dict(options or {})
         self._source, self._stored, self._tokenizers = dict(source), dict(stored or {}), tokenizers
         h, w = (sample_size, sample_size) if isinstance(sample_size, int) else (int(n) for n in sample_size)
         self.shape = (self.vae.latent_channels, h, w)
         self.image_shape = (self.vae.channels, h * self.vae.factor, w * self.vae.factor)
+
+    def _latent_size(self, size: int | None) -> int | Sequence[int] | None:
+        """The network's own, or that of pictures of `size` pixels."""
+        if self.pixels is None:
+            if size is not None:
+                raise GudaError(
+                    "model-size-unsupported",
+                    "model.size is for networks that take pictures of any size; this one has its own, remove it",
+                )
+            return self.network.get("sample_size")
+        size, step = size or self.pixels, self.vae.factor * self.patch
+        if size % step:
+            raise GudaError("model-size-invalid", f"model.size {size} is not a multiple of {step}; choose another")
+        return size // self.vae.factor
 
     def encode(self, images: np.ndarray) -> torch.Tensor:
         self.check_images(images)
@@ -155,6 +239,15 @@ class LatentFrozen(Frozen):
     def parts(self) -> dict[str, Any]:
         return {"vae": self.vae.model} | {name: text.model for name, text in self.texts.items()}
 
+    def release(self) -> None:
+        """Free the VAE and the text encoders; the next picture or prompt that is new reads them again."""
+        for part in (self.vae, *self.texts.values()):
+            part.release()
+
+    def identity(self) -> list[Any]:
+        """What else decides embeddings or outputs: an instruction before every prompt, an embedded guidance."""
+        return []
+
     def digest(self) -> str:
         return self._digest
 
@@ -167,17 +260,25 @@ class LatentFrozen(Frozen):
         }
         lengths = {name: text.length for name, text in self.texts.items()}
         kind = [type(self).__name__, list(self.image_shape), self.vae.scale, self.vae.shift]
-        return digest([*kind, weights, lengths, self._tokenizers], 64)
+        return digest([*kind, *self.identity(), weights, lengths, self._tokenizers], 64)
 
     def to(self, device: torch.device | str) -> None:
         on_cpu = torch.device(device).type == "cpu"
-        for name, part in self.parts().items():
-            whole = on_cpu or (name == "vae" and getattr(part.config, "force_upcast", False))
-            # not diffusers' own `to`, which warns of every change of precision
-            torch.nn.Module.to(part, device, torch.float32 if whole else self._stored.get(name, torch.float32))
+        parts: dict[str, Part] = {"vae": self.vae, **self.texts}
+        for name, part in parts.items():
+            whole = on_cpu or (name == "vae" and self.vae.upcast)
+            part.to(device, torch.float32 if whole else self._stored.get(name, torch.float32))
 
 
-TOKENIZERS = ("CLIPTokenizer", "CLIPTokenizerFast", "T5Tokenizer", "T5TokenizerFast")
+TOKENIZERS = (
+    "CLIPTokenizer", "CLIPTokenizerFast", "T5Tokenizer", "T5TokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast",
+)  # fmt: skip
+
+# published pipelines that draw in a few steps and whose folders do not show it otherwise, by the end of their names
+DISTILLED = (
+    "sd-turbo", "sdxl-turbo", "stable-diffusion-3.5-large-turbo", "flux.1-schnell", "pixart-lcm-xl-2-1024-ms",
+    "sdxl-lightning",
+)  # fmt: skip
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -189,6 +290,7 @@ class Text:
     classes: tuple[str, ...]  # of transformers
     length: int | None = None  # tokens; default: the tokenizer's own
     optional: bool = False
+    mask: bool = False  # whether the network is told which tokens are padding
 
 
 CLIP = Text(("CLIPTextModel", "CLIPTextModelWithProjection"))
@@ -196,31 +298,45 @@ CLIP = Text(("CLIPTextModel", "CLIPTextModelWithProjection"))
 
 class PipelineFamily(Family):
     def __init__(
-        self, pipeline: str, frozen: type[LatentFrozen], *, folder: str, network: str, texts: Mapping[str, Text]
+        self,
+        pipeline: str,
+        frozen: type[LatentFrozen],
+        *,
+        folder: str,
+        network: str,
+        texts: Mapping[str, Text],
+        vae: str = "AutoencoderKL",
     ) -> None:
         """folder, network: the network's folder and diffusers class; texts: text encoders by folder, "text_encoder_2"
-        with its tokenizer in "tokenizer_2"."""
+        with its tokenizer in "tokenizer_2"; vae: its diffusers class."""
         self.pipeline, self.frozen_class, self.folder, self.network = pipeline, frozen, folder, network
-        self.texts, self.networks = texts, (f"diffusers:{network}",)
+        self.texts, self.networks, self.vae = texts, (f"diffusers:{network}",), vae
+        self.any_size = frozen.pixels is not None
 
     def download_patterns(self) -> list[str]:
         parts = (self.folder, "scheduler", "vae", *self.texts, *(_tokenizer(t) for t in self.texts))
         return [f"{part}/{end}" for part in parts for end in ("*.json", "*.safetensors", "*.txt", "*.model")]
 
-    def read_pipeline(self, folder: Path, path: str, lora: str | None = None) -> tuple[Any, LatentFrozen]:
-        """A LoRA is added to the weights for good."""
+    def read_pipeline(
+        self, folder: Path, path: str, lora: str | None = None, fused: bool = True, **options: Any
+    ) -> tuple[Any, LatentFrozen]:
+        """A LoRA is added to the weights for good, or with `fused = False` kept beside those of the network."""
         index = self._read_index(folder)
+        _check_distilled(folder, path, index)
         module = read_network(network_class(self.network), folder / self.folder)
         _check_network(folder, module)
-        parts, source = self._read_parts(folder, index), _source(path)
-        if lora is not None and fuse(self.pipeline or "", self.folder, {self.folder: module} | parts, lora):
+        parts, source = self._read_parts(folder, index), _source(path, options)
+        changed = False
+        if lora is not None:
+            changed = add_lora(self.pipeline or "", self.folder, {self.folder: module} | parts, lora, fused)
+        if changed:
             source["lora"] = lora
-        return module, self._frozen(folder, index, module.config.sample_size, parts, source)
+        return module, self._frozen(folder, index, module.config, parts, source)
 
-    def read_frozen(self, folder: Path, path: str) -> LatentFrozen:
+    def read_frozen(self, folder: Path, path: str, **options: Any) -> LatentFrozen:
         index = self._read_index(folder)
-        size = read_model_config(folder / self.folder / "config.json").get("sample_size")
-        return self._frozen(folder, index, size, self._read_parts(folder, index), _source(path))
+        config = read_model_config(folder / self.folder / "config.json")
+        return self._frozen(folder, index, config, self._read_parts(folder, index), _source(path, options))
 
     def _present(self, index: Mapping[str, Any]) -> dict[str, Text]:
         return {name: text for name, text in self.texts.items() if not text.optional or _class_of(index, name)}
@@ -229,7 +345,7 @@ class PipelineFamily(Family):
         """model_index.json, if every part is there and of a known class."""
         index = read_model_config(folder / "model_index.json")
         check_index(folder, index)
-        classes: dict[str, tuple[str, ...]] = {self.folder: (self.network,), "vae": ("AutoencoderKL",)}
+        classes: dict[str, tuple[str, ...]] = {self.folder: (self.network,), "vae": (self.vae,)}
         classes |= {name: text.classes for name, text in self._present(index).items()}
         classes |= {_tokenizer(name): TOKENIZERS for name in self._present(index)}
         for part, known in classes.items():
@@ -246,9 +362,9 @@ class PipelineFamily(Family):
         return index
 
     def _read_parts(self, folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
-        parts = {"vae": _read_part("diffusers", "AutoencoderKL", folder / "vae", low_cpu_mem_usage=False)}
+        parts = {"vae": self._read_part(folder, index, "vae")}
         for text in self._present(index):
-            parts[text] = _read_part("transformers", index[text][1], folder / text, dtype="float32")
+            parts[text] = self._read_part(folder, index, text)
             tokenizer = _tokenizer(text)
             with _reading(folder / tokenizer):
                 cls = getattr(import_module("transformers"), index[tokenizer][1])
@@ -257,15 +373,30 @@ class PipelineFamily(Family):
                 )
         return parts
 
+    def _read_part(self, folder: Path, index: Mapping[str, Any], name: str) -> Any:
+        """The VAE or a text encoder; checked again each time, because the folder may have changed."""
+        check_part(folder / name)
+        if name == "vae":
+            return _read_part("diffusers", self.vae, folder / name, low_cpu_mem_usage=False)
+        return _read_part("transformers", index[name][1], folder / name, dtype="float32")
+
     def _frozen(
-        self, folder: Path, index: dict[str, Any], size: Any, parts: dict[str, Any], source: dict[str, Any]
+        self, folder: Path, index: dict[str, Any], network: Any, parts: dict[str, Any], source: dict[str, Any]
     ) -> LatentFrozen:
         present = self._present(index)
         files = sorted(f for t in present for f in (folder / _tokenizer(t)).iterdir() if f.is_file())
+
+        def again(name: str) -> Callable[[], Any] | None:
+            """Not of a text encoder that a LoRA changed: its folder has it as it was before."""
+            return None if "lora" in source and name != "vae" else lambda: self._read_part(folder, index, name)
+
         return self.frozen_class(
-            parts["vae"],
-            {name: TextEncoder(parts[_tokenizer(name)], parts[name], text.length) for name, text in present.items()},
-            size,
+            Vae(parts["vae"], again("vae")),
+            {
+                name: TextEncoder(parts[_tokenizer(name)], parts[name], text.length, text.mask, again(name))
+                for name, text in present.items()
+            },
+            network,
             source=source,
             options={k: v for k, v in index.items() if not isinstance(v, list)},
             stored={name: _stored_dtype(folder / name) for name in ("vae", *present)},
@@ -282,9 +413,21 @@ def _class_of(index: Mapping[str, Any], part: str) -> str | None:
     return value[1] if isinstance(value, list) and len(value) == 2 else None
 
 
-def _source(path: str) -> dict[str, Any]:
+def _source(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     local = Path(path).expanduser()
-    return {"kind": "pipeline", "path": str(local.resolve()) if local.exists() else path}
+    given = {name: value for name, value in options.items() if value is not None}
+    return {"kind": "pipeline", "path": str(local.resolve()) if local.exists() else path} | given
+
+
+def _check_distilled(folder: Path, path: str, index: Mapping[str, Any]) -> None:
+    """Refuse published few-step models, which jump: what they predict at x_t is no posterior mean, so no bound."""
+    for name in (path, str(index.get("_name_or_path") or "")):
+        if name.rstrip("/").rpartition("/")[2].lower() in DISTILLED:
+            raise GudaError(
+                "model-distilled",
+                f"{name} is distilled to a few steps, so its predictions have no bound to score; use the model it was "
+                "distilled from",
+            )
 
 
 def _check_network(folder: Path, module: Any) -> None:

@@ -46,6 +46,12 @@ T5 = Text(("T5EncoderModel",), T5_LENGTH, optional=True)
 
 
 class StableDiffusion3(LatentFrozen):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _, h, w = self.shape
+        patch = int(self.network.get("patch_size", 2))
+        self.tokens = (h // patch) * (w // patch)
+
     def embed(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
         one, pooled_one = self.texts["text_encoder"](prompts, penultimate)
         two, pooled_two = self.texts["text_encoder_2"](prompts, penultimate)
