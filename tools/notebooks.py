@@ -57,6 +57,7 @@ def _run(source: str, names: dict[str, Any], count: int) -> list[dict[str, Any]]
         for part in _parts(source):
             if part.startswith("!"):
                 print(_command(part[1:]), end="")
+                value = None
                 continue
             tree = ast.parse(part)
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
