@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-classes bench-coalitions bench-emoji bench-evidence bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist clean
+.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-classes bench-coalitions bench-emoji bench-evidence bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist examples clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -107,6 +107,9 @@ bench-trust: install ## Measure whether claims hold: coverage, foreign pictures,
 
 bench-web: $(E2E) ## Measure how long the page takes to answer, on the demo run; take its pictures (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/web.py runs/demo --screenshots docs/images
+
+examples: install ## Execute the notebooks of examples/ and keep their outputs (minutes)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tools/notebooks.py
 
 lint: install ## Check style and formatting (ruff)
 	$(BIN)/ruff check .

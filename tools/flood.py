@@ -5,7 +5,8 @@
 Starts `guda serve` on a tiny run of digits, sends it files that are no pictures, and prints one line of JSON:
 `upload_disk_mb_after_flood`, bytes of the upload folder and of what the run grew by, as MB of 2^20 bytes;
 `upload_disk_mb_peak`, the most that was seen after any upload; how many were received whole (and then refused by their
-content) and how many were turned away; and whether the upload folder is gone after SIGTERM. Everything happens in a temporary folder that is removed.
+content) and how many were turned away; and whether the upload folder is gone after SIGTERM. Everything happens in a
+temporary folder that is removed.
 """
 
 from __future__ import annotations

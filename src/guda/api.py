@@ -171,7 +171,7 @@ def _make_run(
     if training is not None:
         recipe["training"] = (recipe["training"] or {}) | dict(training)
     if isinstance(data, ImageData):
-        known = ("group_by", "size", "mode", "content_by")
+        known = ("group_by", "size", "mode", "content_by", "skip_bad")
         from_folder = data.meta.get("source") == "folder"
         recipe["data"] = {"source": data.meta["path"] if from_folder else f"memory:{data.name}"}
         recipe["data"] |= {k: data.meta.get(k) for k in known} if from_folder else {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from guda.engine.loop import Watcher
@@ -39,6 +39,20 @@ class Display:
         if self.quiet:
             return lambda done, total, fraction, running: None
         return self._bar(title) if self.console.is_terminal else self._lines(title)
+
+    @contextmanager
+    def count(self, title: str, least: int = 200) -> Iterator[Callable[[int, int], None]]:
+        """Progress of what is counted one by one in this process; fewer than `least` are not worth a line."""
+        watch: Watcher | None = None
+
+        def told(done: int, total: int) -> None:
+            nonlocal watch
+            if total >= least:
+                watch = watch or self.watch(title)
+                watch(done, total, done / total, [])
+
+        with self:
+            yield told
 
     def _bar(self, title: str) -> Watcher:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from guda.cli import artifacts, coalitions, evidence, experiments, results, runs, scores
+from guda.cli import artifacts, coalitions, evidence, experiments, publish, results, runs, scores
 from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
 from guda.files import write_error
@@ -60,10 +60,12 @@ def _root(
 # (panel, command, what the list of commands says of it: one line at 80 columns)
 COMMANDS = (
     ("Start", runs.demo, "Digits, end to end, with a report at the end"),
+    ("Start", runs.check, "List every problem of an image folder at once"),
     ("Start", runs.init, "Create a run from grouped images and a model"),
     ("Start", runs.plan, "Estimate evaluations, time, disk and precision"),
     ("Start", runs.status, "Show what is done and what is left"),
     ("Start", runs.methods, "List every method and the unit of its scores"),
+    ("Work", runs.run_, "Do everything that is missing, up to the report"),
     ("Work", runs.train, "Train the full model of a run that has none"),
     ("Work", runs.fit, "Make the models without each group"),
     ("Work", runs.sample, "Draw queries from the run's model"),
@@ -86,6 +88,9 @@ COMMANDS = (
     ("Paper", results.figure, "Draw one figure of a run: SVG, PDF or PNG"),
     ("Paper", experiments.tune, "Choose a method's settings by agreement with LOGO"),
     ("Paper", experiments.ablate, "Sweep a method's settings one at a time"),
+    ("Publish", publish.card, "Write a model card and a data sheet"),
+    ("Publish", publish.push, "Publish a bank on the Hub or in a folder"),
+    ("Publish", publish.pull, "Fetch a published bank and check it"),
 )  # fmt: skip
 
 for _panel, _command, _short in COMMANDS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,16 @@ from guda.unlearning.unlearn import OPERATORS, applies
 def init(
     root: str | Path,
     recipe: Recipe,
-    keep_edits: bool = False,
     data: ImageData | None = None,
     model: Denoiser | None = None,
+    resize: Callable[[Recipe, ImageData], Recipe] | None = None,
 ) -> Run:
     """Make a run folder, or reopen the same one. Checks everything first: on an error nothing is written.
 
-    On an existing run the recipe's editable sections replace the run's, unless `keep_edits`. `data`, `model`: what the
-    recipe names, where it is in memory already; a model is saved to `model.path` if nothing is there."""
+    On an existing run the recipe's editable sections replace the run's; where nothing depends on the others yet, so do
+    they, and the images are read again. `data`, `model`: what the recipe names, where it is in memory already; a
+    model is saved to `model.path` if nothing is there. `resize` may change the `training` section of a new run once
+    the images are known (steps/sizing.py)."""
     address, root, recipe = root, here(root), _sized(_absolute(recipe))
     for name in recipe.methods:
         if name not in METHODS:
@@ -55,8 +57,11 @@ def init(
                 )
     if root.exists() and not root.is_dir():
         raise GudaError("path-is-file", f"{root} is a file; choose another name for the run folder")
-    if Run.exists(root):
+    again = Run.exists(root)
+    if again and Run.read(address).made() is not None:
         Run.open(address).check(recipe)  # the cheap refusal first
+    elif again:  # nothing depends on it yet
+        again = Run.read(address).same_lock(recipe) and resize is None
     elif root.exists() and any(p.name not in ("data", "recipe.yaml") and p.name[0] != "." for p in root.iterdir()):
         raise GudaError("run-folder-taken", f"{root} exists and is not a run folder; choose another name")
     writable(root)
@@ -64,7 +69,7 @@ def init(
     if data is None:
         options = recipe.data.model_dump()
         data = load_source(options.pop("source"), **options)
-        if recipe.training is not None and not Run.exists(root):
+        if recipe.training is not None and not again:
             held_out = load_test_split(recipe.data, -(-DRAWS // len(data.groups)))
     data.groups.check_rest()
     data.groups.check_apart([data.groups.index(name) for name in recipe.scoring.groups or ()])
@@ -76,16 +81,20 @@ def init(
         lock["model" if recipe.model.path is not None else "start"] = model.digest()
         lock |= {} if model.frozen is None else {"frozen": model.frozen.digest()}
     make_plan(schedule, recipe.scoring, prior_density(schedule))
-    if Run.exists(root):
+    if resize is not None and not again:
+        recipe = resize(recipe, data)
+    if again and (run := Run.open(address)).made() is None and data.digest != run.info["data_digest"]:
+        again = False  # the folder's images have changed since
+    if again:
         run = Run.open(address)
         run.check_lock(lock)
-        if not keep_edits:
-            run.update(recipe)
+        run.update(recipe)
         return run
     with _all_or_nothing(root):
         if model is not None:
             _save_model(model, recipe, root)
         data.save(root / "data")
+        shutil.rmtree(root.joinpath(*TEST), ignore_errors=True)  # of other images that were here before
         if held_out is not None and held_out.shape == data.shape:
             held_out.save(root.joinpath(*TEST))
         return Run.create(address, recipe, lock)
@@ -113,7 +122,8 @@ def applicable(run: Run) -> list[str]:
     found = [name for name, cls in OPERATORS.items() if applies(cls, kind, whole)]
     if run.recipe.model.start is None:
         found = [name for name in found if not OPERATORS[name].from_start]
-    return found + (["posterior", "hybrid"] if kind == "unconditional" else []) + ["blend"]
+    rules = kind == "unconditional" or (kind == "class-conditional" and not whole)
+    return found + (["posterior", "hybrid"] if rules else []) + ["blend"]
 
 
 def _absolute(recipe: Recipe) -> Recipe:
@@ -246,6 +256,7 @@ def status(run: Run) -> dict[str, Any]:
     base = run.recipe.model.path or full_name(need_training(run).seed)
     listing = {
         "images": data.n,
+        "left_out": data.left_out,
         "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
         "model": [base, [list(t.makes) for t in base_tasks(run)]],
         "methods": methods,
