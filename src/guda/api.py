@@ -31,6 +31,7 @@ from guda.unlearning.unlearn import unlearn_group
 if TYPE_CHECKING:
     from guda.evaluation.results import DatasetEntry
     from guda.evaluation.sanity import Sanity
+    from guda.report.single_card import Card
     from guda.run.run import Run
     from guda.run.task import Task
 
@@ -55,7 +56,7 @@ def unlearn(
 
     if operator not in (known := sorted([*OPERATORS, "posterior"])):
         raise GudaError(
-            "operator-unknown", f"unknown operator {operator!r}; known: {', '.join(known)}{suggestion(operator, known)}"
+            "operator-unknown", f"unknown operator {operator!r}{suggestion(operator, known)}; known: {', '.join(known)}"
         )
     if data.shape != model.image_shape:
         raise GudaError(
@@ -170,7 +171,7 @@ def _make_run(
     if training is not None:
         recipe["training"] = (recipe["training"] or {}) | dict(training)
     if isinstance(data, ImageData):
-        known = ("group_by", "size", "mode", "content_by")
+        known = ("group_by", "size", "mode", "content_by", "skip_bad")
         from_folder = data.meta.get("source") == "folder"
         recipe["data"] = {"source": data.meta["path"] if from_folder else f"memory:{data.name}"}
         recipe["data"] |= {k: data.meta.get(k) for k in known} if from_folder else {}
@@ -309,3 +310,23 @@ class OpenRun:
         if isinstance(queries, Queries):
             return steps.keep_queries(self.run, queries)
         return steps.choose_or_add_queries(self.run, None if queries is None else str(queries))
+
+
+def show(
+    run: OpenRun | Run | str | Path, picture: str, method: str | None = None, queries: str | None = None,
+    evidence: bool = True,
+) -> Card:  # fmt: skip
+    """The card of one scored picture, as the report has it: verdict, bars with intervals, and the evidence (map, with
+    and without the first group, nearest images), which is computed unless it is there or `evidence` is False.
+    A notebook draws it; `print` gives the verdict."""
+    from guda import steps
+    from guda.report.content import Content
+    from guda.report.exhibit import choose_view
+    from guda.report.single_card import Card, single_card
+    from guda.run.run import Run
+
+    opened = run if isinstance(run, OpenRun) else OpenRun(run if isinstance(run, Run) else Run.open(run))
+    content = Content.read(opened.run, steps.choose_queries(opened.run, queries))
+    found = single_card(content, choose_view(content, method), picture, opened._work if evidence else None)
+    assert isinstance(found, Card)
+    return found

@@ -57,6 +57,9 @@ class DataConfig(Config):
     variants: int | None = Field(
         None, gt=0, description="Images per object, for sources that draw them (fonts); default: the source's."
     )
+    skip_bad: bool | None = Field(
+        None, description="Leave out files that cannot be read; the run records which. Default: refuse them."
+    )
     options: dict[str, Any] = Field({}, description="Further options of the source: the parameters of its function.")
     limit_per_group: int | None = Field(
         None, gt=0, description="Keep at most this many images of each group; of a tree, of each leaf."
@@ -71,7 +74,7 @@ class DataConfig(Config):
     @model_serializer(mode="wrap")
     def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out empty options: the section is locked in run.json, and older runs do not have them."""
-        return {key: value for key, value in dump(self).items() if key != "options" or value}
+        return {key: value for key, value in dump(self).items() if key not in ("options", "skip_bad") or value}
 
 
 class PromptsConfig(Config):

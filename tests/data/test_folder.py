@@ -130,12 +130,16 @@ def test_groups_are_checked_before_pixels_are_decoded(tmp_path: Path) -> None:
         ImageData.from_folder(tmp_path)
 
 
-def test_images_without_the_group_level_are_refused(tmp_path: Path) -> None:
+def test_images_without_the_group_level_are_left_out_and_recorded_unless_all_are(tmp_path: Path) -> None:
     art(tmp_path)
+    plain = ImageData.from_folder(tmp_path)
     put(tmp_path / "stray.png")
+    data = ImageData.from_folder(tmp_path)
+    assert data.digest == plain.digest
+    assert data.left_out == {"stray.png": "image-without-group"}
     with pytest.raises(GudaError) as error:
-        ImageData.from_folder(tmp_path)
-    assert re.search(r"stray\.png .* 0 folders above it.*level 1.*--group-by COLUMN", one_line(error))
+        ImageData.from_folder(tmp_path, group_by="level:3")
+    assert re.search(r"\d folders above it.*level 3.*--group-by COLUMN", one_line(error))
     (tmp_path / "stray.png").unlink()
     with refused("group-level-missing", match="level 3"):
         ImageData.from_folder(tmp_path, group_by="level:3")

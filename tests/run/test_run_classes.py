@@ -110,6 +110,7 @@ def test_groups_within_classes(tmp_path: Path) -> None:
                 rows.writerow([path.name, f"writer-{i % 2}", digit])
     methods = {"retrack": {"steps": 3, "batch_forget": 8, "batch_retain": 8},
                "shift": {"steps": 3, "batch_forget": 8, "batch_retain": 8},
+               "posterior": {"components": 1}, "hybrid": {},
                "continuation": METHODS["continuation"]}  # fmt: skip
     value = recipe(methods=methods).model_dump(mode="json")
     value["data"] = {"source": str(folder), "group_by": "writer", "content_by": "digit"}
@@ -120,5 +121,8 @@ def test_groups_within_classes(tmp_path: Path) -> None:
         assert scores.groups == ("writer-0", "writer-1"), method
         assert np.isfinite(scores.score).all()
     assert prompted_groups(run, load_queries(run, name)) is None  # a class is of both writers
+    assert {"retrack", "shift", "posterior", "continuation"} <= set(steps.applicable(run))
+    steps.change_scoring(run, estimand="path", excess=True)
+    assert np.isfinite(steps.score(run, name, ["posterior", "hybrid"], Inline())["hybrid"].score).all()
     with refused("operator-model-unsupported"):
         steps.fit(run, ["anchors-uniform"], Inline())

@@ -129,6 +129,30 @@ def test_within_a_class_the_posterior_is_over_that_class(name: str, model: Denoi
     assert unlearn_group(model, split, "a", name, config).apply(model).digest() != model.digest()
 
 
+@pytest.mark.parametrize("density", ["images", "gaussians"])
+def test_a_rule_within_a_class_is_the_rule_of_that_class(density: str, model: Denoiser, split: ImageData) -> None:
+    """Brute force: an unconditional rule of the class's images alone; told the null label, nothing moves."""
+    from guda.diffusion.loading import make_scheduler
+    from guda.unlearning.rule import Rule, RuleConfig, fit_rule, make_density
+
+    config, classes = RuleConfig(density=density, components=1), class_numbers(split, 4)  # type: ignore[arg-type, call-arg]
+    rule = Rule(make_density(model, split, config, fit_rule(model, split, config)), config.window)
+    x, t = torch.randn(6, 1, 4, 4), torch.tensor([5, 20, 50, 70, 90, 98])
+    found = rule.changes(x, t, torch.tensor([0, 1, 2, 0, 1, 3]))
+    assert found[:, 5].abs().max() == 0
+    plain = Denoiser.from_module(torch.nn.Identity(), make_scheduler("squaredcos_cap_v2:100"), (1, 4, 4))
+    for row, label in enumerate((0, 1, 2, 0, 1)):
+        mine = np.flatnonzero(classes.numbers == label)
+        member = split.groups.membership[mine]
+        alone = replace(
+            split, images=split.images[mine], ids=tuple(split.ids[i] for i in mine), contents=None,
+            groups=Groups(("a", "b"), member),
+        )  # fmt: skip
+        one = Rule(make_density(plain, alone, config, fit_rule(plain, alone, config)), config.window)
+        torch.testing.assert_close(found[:, row], one.changes(x[row : row + 1], t[row : row + 1])[:, 0])
+    assert found[:, :5].abs().max() > 0
+
+
 def test_each_kind_of_group_has_its_operators(model: Denoiser, data: ImageData, split: ImageData) -> None:
     for name in ("retrack", "shift"):
         with refused("operator-model-unsupported"):

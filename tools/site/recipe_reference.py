@@ -16,7 +16,7 @@ def recipe_markdown() -> str:
     parts = [
         "# Recipe",
         "Generated from the code. A recipe is one YAML file with all settings of a run; `guda init` writes it to "
-        f"`RUN/recipe.yaml`. The sections {locked} are locked once the run exists; the others may be edited "
+        f"`RUN/recipe.yaml`. The sections {locked} are locked once something depends on them; the others may be edited "
         "at any time, because what they make is stored under names derived from their values. An unknown key is "
         "an error. Settings of the methods are on [their own page](methods.md).",
         "## Sections",

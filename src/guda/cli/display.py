@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from guda.engine.loop import Watcher
@@ -38,6 +39,20 @@ class Display:
         if self.quiet:
             return lambda done, total, fraction, running: None
         return self._bar(title) if self.console.is_terminal else self._lines(title)
+
+    @contextmanager
+    def count(self, title: str, least: int = 200) -> Iterator[Callable[[int, int], None]]:
+        """Progress of what is counted one by one in this process; fewer than `least` are not worth a line."""
+        watch: Watcher | None = None
+
+        def told(done: int, total: int) -> None:
+            nonlocal watch
+            if total >= least:
+                watch = watch or self.watch(title)
+                watch(done, total, done / total, [])
+
+        with self:
+            yield told
 
     def _bar(self, title: str) -> Watcher:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -79,23 +94,27 @@ def plan_text(value: dict[str, Any]) -> str:
     from guda.table import Table, count, human_count, human_time, seconds, size
 
     each = human_time(value["seconds_per_evaluation"] * 1000)
+    rows = [r for r in value["rows"] if r["evals"] or r["disk"]]
+    done = [r["what"] for r in value["rows"] if r not in rows]
     left = Table.of(
         "", ("left to do", "evaluations", "time", "disk"),
-        [(r["what"], count(r["evals"]), seconds(r["seconds"]), size(r["disk"])) for r in value["rows"]],
+        [(r["what"], count(r["evals"]), seconds(r["seconds"]), size(r["disk"])) for r in rows],
     )  # fmt: skip
     lines = [
-        f"{value['run']}: {value['groups']} groups, {human_count(value['parameters'])} parameters, "
+        f"{value['run']}: {value['groups']} groups, {human_count(value['parameters'])} parameters",
         f"{each} per 1,000 evaluations ({value['settings']}), {value['workers']} workers",
-        left.plain(),
+        left.plain() if rows else "  nothing is left to do",
     ]
+    if done:
+        lines += textwrap.wrap(f"done or free: {'; '.join(done)}", 80, initial_indent="  ", subsequent_indent="    ")
     if value["alternatives"]:
-        rows = [
+        table = [
             (r["method"], str(r["rounds"]), count(r["evals_per_query"]), seconds(r["seconds_per_query"]),
              "unknown" if r["half_width"] is None else f"± {r['half_width']:.2g} nats")
             for r in value["alternatives"]
         ]  # fmt: skip
         columns = ("method", "rounds", "evaluations", "time", "half-width")
-        lines += ["  precision against budget (per query)", Table.of("", columns, rows).plain("    ")]
+        lines += ["  precision against budget (per query)", Table.of("", columns, table).plain("    ")]
     return "\n".join([*lines, value["note"]])
 
 

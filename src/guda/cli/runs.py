@@ -10,12 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from guda.cli.options import ENGINE, Changes, Groups, Json, Method, RunFolder, Workers, command, fields, say
+from guda.cli.options import (
+    ENGINE,
+    Changes,
+    Groups,
+    Json,
+    Method,
+    QuerySet,
+    RunFolder,
+    Workers,
+    command,
+    fields,
+    finite,
+    say,
+)
 from guda.cli.scores import show_evaluation
 from guda.config import DataConfig, ModelConfig, QueriesConfig
-from guda.errors import GudaError
+from guda.errors import GudaError, choices
 
 if TYPE_CHECKING:
+    from guda.data.images import ImageData
     from guda.run.recipe import Recipe
     from guda.run.run import Run
 
@@ -40,83 +54,233 @@ def demo(
             page, entry = folder.path("report.html"), read_entry(folder.path("evaluation.json"))
             return show_evaluation(folder.recipe.name, entry, as_json, str(page))
     from guda import steps
-    from guda.report.page import write_report
-    from guda.report.same_noise import draw_missing
+    from guda.report.pictures import write_samples
 
     folder = folder or steps.init(run, recipe)
-    entry = steps.pipeline(folder, engine)
-    name = steps.choose_queries(folder)
-    draw_missing(folder, steps.scored_methods(folder, name), engine)
-    page = write_report(folder, name)
+    name, entry, page = _run_all(folder, engine)
+    assert entry is not None
+    write_samples(folder, name)
     scored = [f"scores/{name}/{m}.parquet" for m in folder.recipe.methods]
     folder.finish("demo", ["evaluation.json", "report.html", *scored])
     show_evaluation(folder.recipe.name, entry, as_json, str(page))
 
 
+def _run_all(
+    run: Run, engine: Any, methods: list[str] | None = None, queries: str | None = None
+) -> tuple[str, Any, Path]:
+    """(query set, comparison with the oracle if there is one, the report)."""
+    from guda import steps
+    from guda.report.card_evidence import gather_examples
+    from guda.report.content import Content
+    from guda.report.page import write_report
+    from guda.report.picture_cards import examples
+    from guda.report.same_noise import draw_missing
+
+    name, entry = steps.run_all(run, engine, methods, queries)
+    draw_missing(run, steps.scored_methods(run, name), engine)
+    content = Content.read(run, name)
+    gather_examples(content, examples(content.view), engine)
+    return name, entry, write_report(run, name)
+
+
+LONG = 600.0  # seconds; a command that takes longer is asked about first
+
+
+@command
+def run_(
+    run: RunFolder,
+    queries: QuerySet = None,
+    method: Method = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, however long it takes.")] = False,
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Do everything that is missing, up to the report: train, fit, sample, score, evaluate, report. Says what it will
+    cost first; if it is interrupted, the same command resumes."""
+    import sys
+
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    names = steps.run_methods(folder, method)
+    if not names:
+        raise GudaError("methods-none", f"the recipe of {run} names no method; give --method")
+    steps.fit_tasks(folder, names)  # refuses what cannot be fitted, before anything is asked
+    budget = _cost(folder, names, queries)
+    if not as_json:
+        print("\n".join(budget["lines"]), file=sys.stderr, flush=True)
+    if budget["seconds"] > LONG and not yes:
+        if as_json or not sys.stdin.isatty():
+            raise GudaError(
+                "run-unconfirmed", f"{budget['lines'][-1]}; give --yes to start, or fewer methods (--method)"
+            )
+        typer.confirm("Start?", abort=True, err=True)
+    chosen = None if queries is None else steps.choose_or_add_queries(folder, queries)
+    name, entry, page = _run_all(folder, engine, names, chosen)
+    warnings = steps.warnings(folder, names)
+    text = [f"Query set {name}, scored by {', '.join(names)}.", *(f"Warning: {line}" for line in warnings)]
+    if entry is None:
+        text.append("Not compared with retraining: no oracle among the methods (docs/trust.md).")
+    value = {"queries": name, "methods": names, "evaluated": entry is not None, "report": str(page)}
+    if entry is not None and not as_json:
+        show_evaluation(folder.recipe.name, entry, False)
+    say(value | {"warnings": warnings}, "\n".join([*text, f"Report: {page}"]), as_json)
+
+
+def _cost(run: Run, methods: list[str], queries: str | None) -> dict[str, Any]:
+    """What is left to do, as lines for people, and its seconds on this machine."""
+    from guda import steps
+    from guda.data.folder import image_files
+    from guda.methods.terms import load_queries
+    from guda.table import Table, count, human_time, seconds, size
+
+    n = steps.query_count(run, run.recipe.queries)
+    if queries is not None:
+        folder = Path(queries).is_dir()
+        n = len(image_files(Path(queries))) if folder else load_queries(run, steps.choose_queries(run, queries)).n
+    value = steps.plan(run, methods, n)
+    rows = [r for r in value["rows"] if r["evals"]]
+    total = sum(r["seconds"] or 0.0 for r in rows)
+    if not rows:
+        return {"seconds": 0.0, "lines": ["Everything is there; writing the report."]}
+    table = Table.of(
+        "", ("left to do", "evaluations", "time", "disk"),
+        [(r["what"], count(r["evals"]), seconds(r["seconds"]), size(r["disk"])) for r in rows],
+    )  # fmt: skip
+    told = f"About {human_time(total)} on this machine with {value['workers']} workers"
+    return {"seconds": total, "lines": [table.plain(), told]}
+
+
+@command
+def check(
+    folder: Annotated[Path, typer.Argument(help="Folder of training images, or of pictures to ask about.")],
+    data: Changes = fields(DataConfig, "group_by", "content_by", "size"),
+    as_json: Json = False,
+) -> None:
+    """List every problem of an image folder at once; exit code 1 if `guda init` would refuse it."""
+    from guda.cli.display import Display
+    from guda.data.check import inspect_folder, problem_lines
+
+    with Display(as_json).count("decode") as tick:
+        found = inspect_folder(folder, tick=tick, **data)
+    say(found.to_json(), "\n".join(problem_lines(found)), as_json)
+    if found.refused:
+        raise typer.Exit(1)
+
+
 @command
 def init(
     run: RunFolder,
-    data: Changes = fields(DataConfig, "source as --data", "group_by", "content_by", "size"),
+    data: Changes = fields(DataConfig, "source as --data", "group_by", "content_by", "size", "skip_bad"),
     model: Changes = fields(ModelConfig, "path as --model", "scheduler", "lora"),
     recipe: Annotated[
         str | None, typer.Option(help="Recipe file, or the name of a shipped one; options here override it.")
+    ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(help="Without a model: train about this long on this machine; default: 1.", callback=finite),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Create a run folder from grouped images and a model (or a recipe to train one)."""
     from guda import steps
+    from guda.cli.display import Display
+    from guda.data.decoded import watched
     from guda.run.data import load_data
     from guda.run.models import run_classes
 
-    chosen = _recipe(recipe, data, model)
+    if hours is not None and hours <= 0:
+        raise GudaError("hours-invalid", f"--hours {hours:g}: give a positive number")
+    measured: dict[str, float] = {}
+
+    def resize(planned: Recipe, images: ImageData) -> Recipe:
+        measured["steps_per_second"] = steps.steps_per_second(planned, images)
+        return steps.sized(planned, measured["steps_per_second"], hours)
+
+    def make(prompts: bool) -> tuple[Recipe, Run]:
+        chosen, first = _recipe(run, recipe, data, model, prompts)
+        steps.check_hours(chosen, hours)
+        unsized = first and chosen.model.path is None and chosen.model.start is None and chosen.training is not None
+        with Display(as_json).count("decode") as tick, watched(tick):
+            return chosen, steps.init(run, chosen, resize=resize if unsized or hours is not None else None)
+
     try:
-        folder = steps.init(run, chosen, keep_edits=recipe is None)
+        chosen, folder = make(prompts=True)
     except GudaError as e:
         if e.code != "prompts-section-unexpected" or recipe is not None:
             raise
-        # contents are the classes of a class-conditional model, which has no prompts
-        chosen = _recipe(recipe, data, model, prompts=False)
-        folder = steps.init(run, chosen, keep_edits=True)
-    summary = load_data(folder).summary()
+        chosen, folder = make(prompts=False)  # contents are the classes of a class-conditional model, without prompts
+    images = load_data(folder)
+    summary = images.summary()
     text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
     text += [f"  {name:<20} {n:>7} images  {share:6.1%}" for name, n, share in summary]
+    if images.left_out:
+        text.append(f"Left out: {choices(f'{file} [{code}]' for file, code in images.left_out.items())}")
+    told = _training_text(folder, measured.get("steps_per_second"))
+    text += told
     then = "prompts build" if chosen.prompts else "fit" if chosen.model.path else "train"
     methods = steps.applicable(folder)
     text += [f"Methods for this model and these groups, besides logo: {', '.join(methods)}"]
     if (classes := run_classes(folder)) is not None:
         numbers = ", ".join(f"{number} = {name}" for number, name in classes.names.items())
         text += [f"The model is class-conditional; classes: {numbers}"]
-    text += [f"Next: guda {then} {folder.root}"]
+    text += [f"Next: guda {then} {folder.root}", f"Or everything up to the report: guda run {folder.root}"]
     groups = {name: n for name, n, _ in summary}
-    found = {"run": str(folder.root), "groups": groups, "model": folder.info["model"], "methods": methods}
-    say(found, "\n".join(text), as_json)
+    value = {"run": str(folder.root), "groups": groups, "model": folder.info["model"], "methods": methods}
+    value |= {"left_out": images.left_out} if images.left_out else {}
+    say(value | ({"training": measured} if measured else {}), "\n".join(text), as_json)
 
 
-def _recipe(name: str | None, data: Changes, model: Changes, prompts: bool = True) -> Recipe:
+def _training_text(run: Run, rate: float | None) -> list[str]:
+    """What training will cost, where it was measured."""
+    from guda.table import human_time
+
+    if rate is None or run.recipe.training is None:
+        return []
+    steps, again = run.recipe.training.steps, f"guda init {run.root} --hours 8"
+    return [
+        f"Training: {steps:,} steps, about {human_time(steps / rate)} on this machine ({rate:.3g} steps a second); "
+        f"longer or shorter: {again}, or edit training in {run.path('recipe.yaml')}"
+    ]
+
+
+def _recipe(
+    run: Path, name: str | None, data: Changes, model: Changes, prompts: bool = True
+) -> tuple[Recipe, bool]:  # fmt: skip
+    """The recipe that a run is made from, and whether it is a first recipe, whose size is still open. A run that exists
+    keeps its own recipe, edits included."""
     from guda.run.recipe import Recipe, preset, read_recipe
+    from guda.run.run import Run
 
-    if name is None:
+    first = name is None and not Run.exists(run)
+    if name is not None:
+        base = read_recipe(name).model_dump(mode="json")
+    elif not first:
+        base = Run.read(run).stored_recipe.model_dump(mode="json")
+    else:
         # images of the same things in several styles are what text-to-image models are asked about
         chosen = preset(text_to_image=prompts and "content_by" in data, adapted="lora" in model)
-        base: dict[str, Any] = chosen.model_dump(mode="json")
+        base = chosen.model_dump(mode="json")
         if "source" not in data:
             raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
         base["name"] = Path(data["source"]).name or data["source"]
-    else:
-        base = read_recipe(name).model_dump(mode="json")
     base["data"] |= data
     base["model"] = model if "path" in model else base["model"] | model
-    return Recipe.from_dict(base, name or "options")
+    return Recipe.from_dict(base, name or "options"), first
 
 
 @command
 def train(run: RunFolder, engine: Any = ENGINE, as_json: Json = False) -> None:
-    """Train the full model of a run that has none."""
+    """Train the full model of a run that has none; RUN/previews shows what it draws meanwhile."""
     from guda import steps
     from guda.run.run import Run
 
-    folder = steps.train(Run.open(run), engine)
-    say({"model": folder}, f"Trained model: {folder}", as_json)
+    opened = Run.open(run)
+    folder = steps.train(opened, engine)
+    sheets = sorted(opened.path("previews").glob("[!.]*.png"))
+    text = [f"Trained model: {folder}", *([f"What it draws: {sheets[-1]}"] if sheets else [])]
+    say({"model": folder}, "\n".join(text), as_json)
 
 
 @command
@@ -137,6 +301,7 @@ def fit(
     """Create a method's counterfactual models (default: the recipe's methods but logo, which retrains the model)."""
     from guda import steps
     from guda.run.run import Run
+    from guda.table import human_time
 
     folder = steps.override(Run.open(run), groups=groups, methods=method, settings=settings)
     chosen, oracles = steps.default_methods(folder)
@@ -152,13 +317,24 @@ def fit(
     lines = [f"Fitted {', '.join(methods)} ({done} tasks run).", *(f"Warning: {line}" for line in warnings)]
     if folder.changes:
         lines.append(f"The recipe is as it was: give `guda score` the same options, or keep them: {_keeping(folder)}")
-    lines += [
-        f"Left out: {m}, which retrains the model without each group. guda evaluate compares with it; to fit it: "
-        f"guda fit {run} --method {m}"
-        for m in left_out
-    ]
+    for m in left_out:
+        cost = _oracle_cost(folder, m)
+        lines.append(
+            f"Left out: {m}, which retrains the model {cost['models']} times, about {human_time(cost['seconds'])} "
+            f"here. guda evaluate compares with it; to fit it: guda fit {run} --method {m}"
+        )
     found = {"methods": methods, "left_out": left_out, "tasks_run": done, "warnings": warnings}
     say(found, "\n".join(lines), as_json)
+
+
+def _oracle_cost(run: Run, method: str) -> dict[str, Any]:
+    """How many models an oracle has left to train, and how long that takes on this machine."""
+    from guda import steps
+    from guda.run.task import pending
+
+    tasks = [t for t in pending(run, steps.fit_tasks(run, [method])) if t.trains]
+    per_eval, workers = steps.seconds_per_evaluation(run, training=True)
+    return {"models": len(tasks), "seconds": sum(t.cost for t in tasks) * per_eval / max(1, min(workers, len(tasks)))}
 
 
 def _keeping(run: Run) -> str:
@@ -274,10 +450,16 @@ def plan(
 
 def status(run: RunFolder, as_json: Json = False) -> None:
     """Show what is done and what is left."""
-    from guda import steps
     from guda.run.run import Run
+    from guda.run.status import recall, run_status
 
-    value = steps.status(Run.open(run))
+    folder = Run.open(run)
+    if (listing := recall(folder)) is not None:
+        value = run_status(folder, listing)
+    else:
+        from guda import steps
+
+        value = steps.status(folder)
     rows = [("model", value["model"]["name"], "ready" if value["model"]["ready"] else "not trained")]
     rows += [("method", m, f"{v['fitted']}/{v['of']} fitted") for m, v in value["methods"].items()]
     rows += [
@@ -293,14 +475,15 @@ def status(run: RunFolder, as_json: Json = False) -> None:
 
 def methods(as_json: Json = False) -> None:
     """List every method: its id, what it does and the unit of its scores."""
-    from guda.methods.base import METHODS
-    from guda.table import Column, Table
+    import textwrap
 
-    value = {name: {"unit": cls.unit, "summary": cls.summary} for name, cls in sorted(METHODS.items())}
-    table = Table.of(
-        "Methods",
-        ("method", Column("unit", align="left"), Column("what it does", align="left")),
-        [(name, v["unit"], v["summary"]) for name, v in value.items()],
-    )
-    hint = "Settings of each: `guda set RUN methods.ID.KEY=VALUE`; docs/operators.md, docs/baselines.md"
-    say(value, f"{hint}\n{table.plain()}", as_json)
+    from guda.method_index import method_index
+
+    value = method_index()
+    wide = max(map(len, value)) + 2
+    lines = ["Scores are in nats unless said otherwise; docs/operators.md, docs/baselines.md",
+             "Settings of each: `guda set RUN methods.ID.KEY=VALUE`"]  # fmt: skip
+    for name, v in value.items():
+        text = v["summary"] + ("" if v["unit"] == "nats" else f" [{v['unit']}]")
+        lines += textwrap.wrap(f"{name:<{wide}}{text}", 80, initial_indent="  ", subsequent_indent=" " * (wide + 2))
+    say(value, "\n".join(lines), as_json)

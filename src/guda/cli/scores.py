@@ -55,10 +55,10 @@ def score(
     from guda.scoring.reading import direction_text
 
     folder = steps.override(Run.open(run), scoring=changes, groups=groups, methods=method, settings=settings)
-    methods = method or steps.fitted_methods(folder)
+    methods = method or steps.scorable_methods(folder)
     if not methods:
         raise GudaError("method-not-fitted", f"nothing is fitted in {run} yet; run: guda fit {run}")
-    steps.check_fitted(folder, methods)  # before a folder of queries is taken in
+    steps.check_scorable(folder, methods)  # before a folder of queries is taken in
     variant = steps.variant(folder, stop, band, screen=screen)
     chosen = steps.choose_or_add_queries(folder, queries, name)
     results = steps.score(folder, chosen, methods, engine, stop, band, screen)
@@ -108,6 +108,7 @@ def score(
                 "estimand": s.estimand,
                 "validation": notes[m],
                 "placebo": null.to_json(s) if (null := nulls[m]) else None,
+                "answers": {picture.query: picture.to_json() for picture in s},
             }
             for m, s in results.items()
         },

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,61 +44,117 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 
 
 # --- files ----------------------------------------------------------------------------------------
-def image_files(root: Path) -> list[str]:
-    """Relative POSIX paths of all images below `root`, hidden ones left out, in natural order."""
+@dataclass(frozen=True)
+class Listing:
+    """What is below a folder, in natural order."""
+
+    files: list[str]  # images, as relative POSIX paths; hidden ones are left out
+    refused: dict[str, GudaError]  # what cannot be used, by relative path
+    others: list[str]  # files that are not images
+    empty: list[str]  # folders without any image below them, the topmost of each
+
+
+def list_folder(root: Path) -> Listing:
+    """Everything below `root`. Nothing inside is an error yet; see `image_files`."""
     if not root.exists():
         raise GudaError("data-folder-missing", f"image folder {root} does not exist")
     if not root.is_dir():
         raise GudaError("data-folder-file", f"{root} is a file; give the folder that holds the images")
-    found: list[str] = []
+    found = Listing([], {}, [], [])
     _walk(root, "", (), found)
-    if not found:
-        raise GudaError(
-            "data-folder-empty", f"no images in {root}; expected files ending in {choices(sorted(EXTENSIONS))}"
-        )
-    return sorted(found, key=lambda f: [natural(part) for part in f.split("/")])
+    for names in (found.files, found.others, found.empty):
+        names.sort(key=_natural_path)
+    return found
+
+
+def _natural_path(file: str) -> list[Any]:
+    return [natural(part) for part in file.split("/")]
+
+
+def image_files(root: Path) -> list[str]:
+    """Relative POSIX paths of all images below `root`, hidden ones left out, in natural order; an error if something
+    there cannot be used."""
+    found = list_folder(root)
+    refuse_files(root, found.refused)
+    return found.files or no_images(root)
+
+
+def no_images(root: Path) -> Any:
+    raise GudaError("data-folder-empty", f"no images in {root}; expected files ending in {choices(sorted(EXTENSIONS))}")
+
+
+def refuse_files(root: Path, refused: Mapping[str, GudaError], fix: str = "") -> None:
+    """Raise for the first of the files that cannot be used, in natural order; the message counts the others."""
+    if not refused:
+        return
+    code, told = (first := refused[min(refused, key=_natural_path)]).code, str(first)
+    if others := len(refused) - 1:
+        told += f"; {others} more cannot be used either"
+    raise GudaError(code, told + (fix or f"; guda check {root} lists every problem")) from None
 
 
 DEEPEST = 100  # folders in folders; a tree of groups has a few levels
 
 
-def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: list[str]) -> None:
+def _walk(folder: Path, prefix: str, above: tuple[str, ...], found: Listing) -> bool:
+    """Whether there is any picture below, readable or not."""
+    name = prefix.rstrip("/") or "."
     if len(above) > DEEPEST:
         shown = "/".join(prefix.split("/")[:3])
-        raise GudaError(
+        found.refused[name] = GudaError(
             "folder-too-deep", f"{above[0]}/{shown}/... is more than {DEEPEST} folders deep; move the images up"
         )
+        return True
     real = os.path.realpath(folder)
     if real in above:  # symbolic links are followed, as group folders are often links, but not in circles
-        raise GudaError("folder-link-cycle", f"{folder} is a link to a folder above it; remove the link")
+        found.refused[name] = GudaError(
+            "folder-link-cycle", f"{folder} is a link to a folder above it; remove the link"
+        )
+        return True
     try:
-        entries = list(os.scandir(folder))
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as e:
-        raise GudaError("folder-unreadable", f"cannot list {folder}: {e.strerror}") from None
+        found.refused[name] = GudaError("folder-unreadable", f"cannot list {folder}: {e.strerror}")
+        return True
+    some, empty = False, len(found.empty)
     for entry in entries:
         if entry.name.startswith("."):
             continue
         relative = prefix + entry.name
         suffix = os.path.splitext(entry.name)[1].lower()
         try:
+            relative.encode()
             is_folder = entry.is_dir()
+        except UnicodeEncodeError:
+            if suffix not in EXTENSIONS and not entry.is_dir():
+                continue
+            shown = relative.encode("ascii", "backslashreplace").decode()
+            found.refused[shown] = GudaError(
+                "file-name-encoding", f"the file name {relative!a} in {folder} is not UTF-8; rename it"
+            )
+            some = True
+            continue
         except OSError as e:  # a link to itself
-            raise GudaError("folder-unreadable", f"cannot read {entry.path}: {e.strerror}; remove it") from None
+            found.refused[relative] = GudaError(
+                "folder-unreadable", f"cannot read {entry.path}: {e.strerror}; remove it"
+            )
+            continue
         if is_folder:
-            _walk(folder / entry.name, relative + "/", (*above, real), found)
+            some |= _walk(folder / entry.name, relative + "/", (*above, real), found)
         elif suffix in FOREIGN:
-            raise GudaError(
+            some = True
+            found.refused[relative] = GudaError(
                 "image-type-unsupported",
                 f"{entry.path}: {suffix} images cannot be read; convert it to PNG or JPEG, or remove it",
             )
         elif suffix in EXTENSIONS:
-            try:
-                relative.encode()
-            except UnicodeEncodeError:
-                raise GudaError(
-                    "file-name-encoding", f"the file name {relative!a} in {folder} is not UTF-8; rename it"
-                ) from None
-            found.append(relative)
+            some = True
+            found.files.append(relative)
+        else:
+            found.others.append(relative)
+    if not some and prefix:
+        found.empty[empty:] = [name]  # what is inside is empty because of it
+    return some
 
 
 # --- pixels ---------------------------------------------------------------------------------------
@@ -117,9 +173,25 @@ def read_image(path: Path, size: int | None = None, mode: str | None = None) -> 
     size: scale the shorter side to `size` (bicubic, antialiased) and cut the centre square.
     mode: "L" or "RGB"; without it, one channel if the file is stored as grey, three otherwise.
     """
+    check_options(size, mode)
+    return to_pixels(open_image(path, mode), size)
+
+
+def to_pixels(image: Image.Image, size: int | None) -> np.ndarray:
+    """uint8 [C, H, W] of an image in mode L or RGB."""
     from PIL import Image, ImageOps
 
-    check_options(size, mode)
+    if size is not None:
+        # The crop box is resampled directly: scaling first would blow a 1 x 50,000 strip up to gigabytes.
+        image = ImageOps.fit(image, (size, size), method=Image.Resampling.BICUBIC)
+    pixels = np.array(image, dtype=np.uint8)
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def open_image(path: Path, mode: str | None = None) -> Image.Image:
+    """The decoded image in mode L or RGB, in its own size; its `info` has the mode of the file as "stored"."""
+    from PIL import Image, ImageOps
+
     try:
         check_regular(path)
         with warnings.catch_warnings():
@@ -129,10 +201,7 @@ def read_image(path: Path, size: int | None = None, mode: str | None = None) -> 
             with Image.open(path, formats=FORMATS) as file:
                 _check_kind(path, file)
                 file.load()
-                image = _flatten(ImageOps.exif_transpose(file), mode)
-        if size is not None:
-            # The crop box is resampled directly: scaling first would blow a 1 x 50,000 strip up to gigabytes.
-            image = ImageOps.fit(image, (size, size), method=Image.Resampling.BICUBIC)
+                image, stored = _flatten(ImageOps.exif_transpose(file), mode), file.mode
     except (GudaError, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -143,8 +212,8 @@ def read_image(path: Path, size: int | None = None, mode: str | None = None) -> 
         ) from None
     except Exception as e:  # a damaged file makes Pillow's decoders raise nearly anything
         raise GudaError("image-unreadable", f"cannot read image {path} ({e}); replace it or remove it") from None
-    pixels = np.array(image, dtype=np.uint8)
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    image.info = {"stored": stored}
+    return image
 
 
 def _check_kind(path: Path, file: Image.Image) -> None:
@@ -173,33 +242,69 @@ def _flatten(image: Image.Image, mode: str | None) -> Image.Image:
 
 def read_images(root: Path, files: Sequence[str], size: int | None = None, mode: str | None = None) -> np.ndarray:
     """All of `files`, uint8 [n, C, H, W], read-only; one channel if `mode` says so or every image is grey."""
+    images, refused = decode(root, files, size, mode)
+    refuse_files(root, refused)
+    return images
+
+
+def decode(
+    root: Path, files: Sequence[str], size: int | None = None, mode: str | None = None
+) -> tuple[np.ndarray, dict[str, GudaError]]:
+    """(pixels of those that can be read, what is wrong with the others). Every file is tried, so that all problems are
+    known at once; what was decoded before comes from a cache (data/decoded.py)."""
+    from guda.data.decoded import Decoded, progress
+
     check_options(size, mode)
     if size is not None:
         _check_room(len(files), (3 if mode == "RGB" else 1, size, size), root)
-    out = np.empty((0, 0, 0, 0), np.uint8)
-    for i, file in enumerate(files):
-        image = read_image(root / file, size, mode)
-        if i == 0:  # all of the memory at once and once: 24,000 images of 512 pixels are 19 GB
+    cache, refused = Decoded.load(root, files, size, mode), dict[str, GudaError]()
+    out, kept = np.empty((0, 0, 0, 0), np.uint8), list[str]()
+    for number, file in enumerate(files):
+        progress(number, len(files))
+        try:
+            image = cache[file] if file in cache else read_image(root / file, size, mode)
+        except GudaError as e:
+            refused[file] = e
+            continue
+        if not kept:  # all of the memory at once and once: 24,000 images of 512 pixels are 19 GB
             _check_room(len(files), image.shape, root)
             out = np.empty((len(files), *image.shape), np.uint8)
         if image.shape[1:] != out.shape[2:]:
             (h0, w0), (h, w) = out.shape[2:], image.shape[1:]
             raise GudaError(
                 "image-sizes-differ",
-                f"images in {root} differ in size: {files[0]} is {w0}x{h0}, {file} is {w}x{h}; "
+                f"images in {root} differ in size: {kept[0]} is {w0}x{h0}, {file} is {w}x{h}; "
                 "give --size N to scale and crop them all to N x N",
             )
         if image.shape[0] > out.shape[1]:  # the first colours after grey ones
             grey, out = out, np.empty((len(files), *image.shape), np.uint8)
-            out[:i] = grey[:i]
-        out[i] = image  # grey among colours is repeated over the channels
+            out[: len(kept)] = grey[: len(kept)]
+        out[len(kept)] = image  # grey among colours is repeated over the channels
+        cache.note(file, image.shape[0])
+        kept.append(file)
+    progress(len(files), len(files))
+    out = out[: len(kept)]
+    cache.save(kept, out)
     out.setflags(write=False)
-    return out
+    return out, refused
 
 
 def _check_room(n: int, shape: tuple[int, ...], root: Path) -> None:
     c, h, w = shape
     check_memory(n * c * h * w, f"{root}: {n} images of {w}x{h} pixels", "give a smaller --size, or fewer images")
+
+
+def group_levels(group_by: str | None) -> int:
+    """How many folders an image must be in to have a group; 0: its groups are columns of a table."""
+    parts = ["level:1"] if group_by is None else group_by.split("/")
+    found = [re.fullmatch(r"(?:level:)?([0-9]{1,9})", part.strip()) for part in parts]
+    return max((int(level[1]) for level in found if level), default=0)
+
+
+def strays(files: Sequence[str], group_by: str | None) -> list[str]:
+    """Images that lie above the folders of the groups (art/cover.jpg beside art/monet/1.jpg) and so are in none."""
+    out = [file for file in files if file.count("/") < group_levels(group_by)]
+    return [] if len(out) == len(files) else out
 
 
 METADATA = ("metadata.jsonl", "metadata.csv")
@@ -282,7 +387,7 @@ def _column_labels(root: Path, files: Sequence[str], column: str, several: bool)
     if column not in columns:
         raise GudaError(
             "metadata-column-unknown",
-            f"{present[0]} has no column {column!r}; its columns are {choices(columns)}{suggestion(column, columns)}",
+            f"{present[0]} has no column {column!r}{suggestion(column, columns)}; its columns are {choices(columns)}",
         )
     return [_group_values(row, column, several) for row in table]
 

@@ -36,7 +36,7 @@ def natural(text: str) -> tuple[Any, ...]:
     return (parts, text)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Groups:
     """At least two named groups of n images; `membership` is bool [n_images, n_groups].
 
@@ -45,6 +45,11 @@ class Groups:
     names: tuple[str, ...]
     membership: np.ndarray
     parents: tuple[int | None, ...] | None = None
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} ({size})" for name, size in zip(self.names[:5], self.sizes, strict=False))
+        more = f", ... {len(self.names) - 5} more" if len(self.names) > 5 else ""
+        return f"<Groups of {self.n_images} images: {shown}{more}>"
 
     def __post_init__(self) -> None:
         names, m = tuple(self.names), np.array(self.membership)
@@ -226,7 +231,7 @@ class Groups:
         except ValueError:
             raise GudaError(
                 "group-unknown",
-                f"unknown group {name!r}; the groups are {choices(self.names)}{suggestion(name, self.names)}",
+                f"unknown group {name!r}{suggestion(name, self.names)}; the groups are {choices(self.names)}",
             ) from None
 
     def of_image(self, image: int, among: Sequence[str] = ()) -> str:

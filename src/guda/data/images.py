@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from guda import files
-from guda.data.folder import check_options, group_paths, image_files, image_labels, read_images
+from guda.data.folder import (
+    check_options,
+    decode,
+    group_paths,
+    image_labels,
+    list_folder,
+    no_images,
+    refuse_files,
+    strays,
+)
 from guda.data.groups import Groups
 from guda.errors import GudaError, Mismatch
 
@@ -129,7 +138,7 @@ def _as_uint8(images: np.ndarray) -> np.ndarray:
 INDEX_TYPES: dict[str, Any] = {"ids": list, "name": str, "prompts": list | None, "contents": list | None}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageData:
     """Training images uint8 [n, C, H, W] (read-only), one id each, and their groups; `meta` says wherefrom.
 
@@ -185,18 +194,49 @@ class ImageData:
         size: int | None = None,
         mode: str | None = None,
         content_by: str | None = None,
+        skip_bad: bool = False,
     ) -> ImageData:
         """An image folder; groups, and contents where `content_by` says, are folders ("level:N"; groups: default the
         first) or a metadata column. Several of them with slashes between, from the top down, make a tree of groups; a
-        list in metadata.jsonl puts an image in several."""
+        list in metadata.jsonl puts an image in several.
+
+        Images above the folders of the groups are in no group and left out; with `skip_bad` so are files that cannot be
+        read. `meta["left_out"]` lists them with the code of the reason. `guda check FOLDER` shows every problem."""
         root = Path(path).expanduser()
         check_options(size, mode)
-        files = image_files(root)
-        groups = Groups.from_paths(group_paths(root, files, group_by))  # before the slow part
-        contents = None if content_by is None else tuple(image_labels(root, files, content_by))
-        meta = {"source": "folder", "path": str(path), "group_by": group_by, "size": size, "mode": mode}
+        found = list_folder(root)
+        skip = f"; guda check {root} lists every problem, --skip-bad leaves such files out"
+        if not skip_bad:
+            refuse_files(root, found.refused, skip)
+        out = dict.fromkeys(strays(found.files, group_by), "image-without-group")
+        out |= {file: e.code for file, e in found.refused.items()}
+        files = [file for file in found.files if file not in out] or no_images(root)
+        paths = group_paths(root, files, group_by)  # before the slow part
+        Groups.from_paths(paths)
+        labels = None if content_by is None else image_labels(root, files, content_by)
+        images, refused = decode(root, files, size, mode)
+        if not skip_bad:
+            refuse_files(root, refused, skip)
+        out |= {file: e.code for file, e in refused.items()}
+        kept = [i for i, file in enumerate(files) if file not in refused] or no_images(root)
+        groups = Groups.from_paths([paths[i] for i in kept])
+        contents = None if labels is None else tuple(labels[i] for i in kept)
+        meta: dict[str, Any] = {"source": "folder", "path": str(path), "group_by": group_by, "size": size, "mode": mode}
         meta |= {} if content_by is None else {"content_by": content_by}
-        return cls(read_images(root, files, size, mode), tuple(files), groups, root.resolve().name, meta, contents)
+        out |= dict.fromkeys(found.empty, "folder-empty")
+        meta |= ({"left_out": out} if out else {}) | ({"skip_bad": True} if skip_bad else {})
+        return cls(images, tuple(files[i] for i in kept), groups, root.resolve().name, meta, contents)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Files of the folder that are not among the images, and empty folders, with the code of the reason."""
+        return dict(self.meta.get("left_out") or {})
+
+    def __repr__(self) -> str:
+        c, h, w = self.shape
+        sizes = f"{min(self.groups.sizes)} to {max(self.groups.sizes)} images each"
+        kind = "grey" if c == 1 else "RGB"
+        return f"<ImageData {self.name}: {self.n} {kind} images of {w}x{h}, {len(self.groups)} groups of {sizes}>"
 
     @property
     def n(self) -> int:

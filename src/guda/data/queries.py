@@ -20,7 +20,7 @@ from guda.data.images import as_pixels, check_digest, check_ids, check_pixels, r
 from guda.errors import GudaError, suggestion
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Queries:
     """Images uint8 [n, C, H, W] (read-only), sorted by id; prompts for all of them or for none.
 
@@ -77,6 +77,11 @@ class Queries:
         files = image_files(root)
         prompts = _read_prompts(root / "prompts.jsonl", files)
         return cls(file_ids(files), read_images(root, files, size, mode), prompts, root.resolve().name)
+
+    def __repr__(self) -> str:
+        c, h, w = self.shape
+        told = "" if self.prompts is None else " with prompts"
+        return f"<Queries {self.name}: {self.n} {'grey' if c == 1 else 'RGB'} pictures of {w}x{h}{told}>"
 
     @property
     def n(self) -> int:

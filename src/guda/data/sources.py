@@ -185,8 +185,9 @@ def _folder(
     group_by: str | None = None,
     mode: str | None = None,
     content_by: str | None = None,
+    skip_bad: bool = False,
 ) -> ImageData:
-    return ImageData.from_folder(path, group_by=group_by, size=size, mode=mode, content_by=content_by)
+    return ImageData.from_folder(path, group_by, size, mode, content_by, skip_bad)
 
 
 def keep_contents(data: ImageData, n: int, seed: int) -> ImageData:

@@ -43,6 +43,7 @@ from guda.diffusion.families.base import Cond
 from guda.diffusion.lora import adapted, adapter_weights, merged, restart, wrap
 from guda.diffusion.low_memory import make_optimizer, recompute
 from guda.diffusion.noise import generator, torch_seed
+from guda.diffusion.preview import Preview
 from guda.diffusion.stream import Batch, Stream
 from guda.diffusion.validation import Validation
 from guda.errors import GudaError
@@ -210,12 +211,14 @@ def train(
     fine_tune: bool = False,
     latents: Latents | None = None,
     validation: np.ndarray | None = None,
+    preview: Preview | None = None,
 ) -> Trained:
     """Train a fresh network of `denoiser`'s architecture on all groups, or on all but `leave_out`.
 
     `fine_tune`: start from `denoiser`'s own weights instead. `prompts`: one per image, for conditional models.
-    `latents`: the images encoded before. `validation`: images of the test split, for models without a condition. With
-    `label_dropout` it is its class-conditional twin: conditioned on each image's group, or on a null label instead."""
+    `latents`: the images encoded before. `validation`: images of the test split, and `preview`: where sheets of samples
+    go, for models without a condition. With `label_dropout` it is its class-conditional twin: conditioned on each
+    image's group, or on a null label instead."""
     if denoiser.frozen is not None and prompts is None:
         raise GudaError(
             "training-prompts-missing",
@@ -261,7 +264,7 @@ def train(
             return None
 
         held_out = None if validation is None else Validation(model, validation)
-        _run(model, x0, config, state, stepper, key, condition, checkpoint, tick, held_out)
+        _run(model, x0, config, state, stepper, key, condition, checkpoint, tick, held_out, preview)
         if state.ema is not None:
             state.ema.copy_to(state.parameters)
         model.check_finite("training", "it diverged: lower the learning rate")
@@ -278,6 +281,14 @@ def _bare(model: Denoiser, module: nn.Module) -> Denoiser:
     return bare
 
 
+def _scored_copy(model: Denoiser, state: State) -> Denoiser:
+    """A network of its own with the weights that would be scored if the training ended here."""
+    found = _bare(model, copy.deepcopy(state.module).eval())
+    if state.ema is not None:
+        state.ema.copy_to([p for p in found.module.parameters() if p.requires_grad])
+    return found
+
+
 def _copied(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {k: v.detach().cpu().clone() for k, v in module.state_dict().items()}
 
@@ -285,7 +296,7 @@ def _copied(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _run(
     model: Denoiser, x0: Latents, config: TrainingConfig, state: State, stepper: Stepper, key: tuple[str | int, ...],
     condition: Callable[[np.ndarray, int], Cond | None], checkpoint: Path | None, tick: Callable[[int, int], None],
-    held_out: Validation | None,
+    held_out: Validation | None, preview: Preview | None,
 ) -> None:  # fmt: skip
     """Every step, from the newest checkpoint on."""
     if checkpoint is not None:
@@ -326,6 +337,8 @@ def _run(
                 )
         if held_out is not None and step < config.steps and held_out.due(step, config.steps):
             state.validation.append(held_out.loss(_bare(model, state.module)))
+        if preview is not None and stepper.is_main and preview.due(step, config.steps):
+            preview.draw(_scored_copy(model, state), step)
         tick(step, config.steps)
         # only where the running mean is empty, so that the loss curve resumes exactly too
         due = step // config.checkpoint_every > (step - every) // config.checkpoint_every

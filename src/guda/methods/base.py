@@ -124,6 +124,11 @@ class Method(ABC):
     def fitted(self) -> bool:
         return all(task.done(self.run) for task in self.fit())
 
+    @property
+    def free(self) -> bool:
+        """Whether fitting it evaluates no network of the run's: then scoring fits it by itself."""
+        return not self.oracle and not any(task.cost or task.trains for task in self.fit())
+
 
 METHODS = Registry[type[Method]](
     "method",

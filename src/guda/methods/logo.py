@@ -40,7 +40,18 @@ from guda.unlearning.bank import Counterfactual
 
 
 class LogoConfig(Config):
-    seeds: tuple[int, ...] = Field((1, 2), min_length=1, description="One retraining per group for each seed.")
+    seeds: tuple[int, ...] = Field(
+        (1, 2), min_length=1, description="One retraining per group for each seed; a number N means seeds 1 to N."
+    )
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _counted(cls, seeds: Any) -> Any:
+        if isinstance(seeds, int) and not isinstance(seeds, bool):
+            if not 1 <= seeds <= 1000:
+                raise ValueError("a number of seeds is between 1 and 1000; or list them, e.g. [1, 2]")
+            return tuple(range(1, seeds + 1))
+        return seeds
 
     @field_validator("seeds")
     @classmethod

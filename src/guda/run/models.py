@@ -34,7 +34,7 @@ from guda.diffusion import distributed
 from guda.diffusion.denoiser import Denoiser, Latents, default_device, encode_all
 from guda.diffusion.loading import OPTIONS, build_denoiser
 from guda.diffusion.lora import adapted
-from guda.diffusion.schedule import Schedule
+from guda.diffusion.schedule import FlowSchedule, Schedule
 from guda.errors import GudaError, Mismatch
 from guda.files import TEMPORARY, atomic_folder, digest, read_json, read_tensors, write_json, write_tensors
 from guda.parts import FolderParts
@@ -44,6 +44,7 @@ from guda.run.sketch import Sketch
 from guda.run.task import Task, tick
 
 if TYPE_CHECKING:
+    from guda.diffusion.preview import Preview
     from guda.diffusion.training import Trained
 
 
@@ -336,7 +337,9 @@ def _train_and_publish(
     denoiser, config = architecture(run), need_training(run)
     checkpoints = run.path("checkpoints", name)
     held_out = None if label_dropout is not None or denoiser.conditional else held_out_images(run)
-    trained = train_model(run, seed, checkpoints, label_dropout=label_dropout, validation=held_out)
+    trained = train_model(
+        run, seed, checkpoints, label_dropout=label_dropout, validation=held_out, preview=_preview(run, name, denoiser)
+    )
     if not distributed.is_main():
         return trained.earlier
     if label_dropout is not None:
@@ -354,6 +357,14 @@ def _train_and_publish(
             | ({"validation": trained.validation} if trained.validation else {})
         )  # fmt: skip
     return drop_checkpoints(checkpoints, trained.earlier)
+
+
+def _preview(run: Run, name: str, denoiser: Denoiser) -> Preview | None:
+    """Of the model under study, where it needs neither prompts nor a VAE."""
+    from guda.diffusion.preview import Preview
+
+    shown = denoiser.frozen is None and not denoiser.conditional and not isinstance(denoiser.schedule, FlowSchedule)
+    return Preview(run.path("previews"), name) if shown and name == resolve(run, "base") else None
 
 
 def drop_checkpoints(folder: Path, earlier: float) -> float:

@@ -1,10 +1,11 @@
 """The run folder: the unit of resume, sharing and reporting.
 
     RUN/run.json        what the run is locked to: recipe sections, data and model digests, library versions
-    RUN/recipe.yaml     the whole recipe; all but `data`, `prompts`, `model`, `training` may be edited
+    RUN/recipe.yaml     the whole recipe; `data`, `prompts`, `model`, `training` may be edited until something is made
     RUN/data/           the training images, decoded once, with their groups
     RUN/models/         full-s<seed>/: models trained here, in the diffusers layout
-    RUN/prompts/        text-to-image: the prompts; RUN/cache/: their embeddings, and latents of the images
+    RUN/previews/       what a model drew while it was trained
+    RUN/prompts/        text-to-image: the prompts; RUN/cache/: their embeddings, latents of the images, lists of files
     RUN/artifacts/      <method>-<hash of its settings>/: what `fit` made
     RUN/queries/<set>/  the pictures to attribute
     RUN/terms/          squared errors, one immutable part per (plan, shard, model, round)
@@ -42,6 +43,10 @@ HELDOUT = "heldout-"  # names of query sets of real pictures of known groups (st
 
 # names of query sets that are the run's own (methods/reference.py)
 REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?|average-.*")
+
+# what depends on the locked sections of a recipe; and what depends on `training` where the model was given
+MADE = ("models/*", "checkpoints/*", "artifacts/*", "prompts/*", "cache/*", "queries/*", "terms/*")
+RETRAINED = ("models/full-*", "models/conditional-*", "checkpoints/*", "artifacts/logo-*")
 
 MOMENT = 2.0  # seconds in which a command opens its run several times: one look at a bucket is enough
 
@@ -120,6 +125,15 @@ class Run:
 
     @classmethod
     def open(cls, root: str | Path) -> Run:
+        """An existing run; its recipe must be the one that it is locked to, wherever something depends on it."""
+        run = cls.read(root)
+        run._relock()
+        run.check(run.recipe)
+        return run
+
+    @classmethod
+    def read(cls, root: str | Path) -> Run:
+        """The same without a look at the recipe."""
         address, root = str(root), here(root)
         if not root.is_dir():
             raise GudaError(
@@ -146,9 +160,43 @@ class Run:
                 FORMAT,
                 "use the guda version that made it",
             )
-        run = cls(root, info, address)
-        run.check(run.recipe)
-        return run
+        return cls(root, info, address)
+
+    def made(self, section: str = "data") -> str | None:
+        """Something in the folder that depends on a locked section of the recipe; None: nothing does yet. Where the
+        model was given, only retrainings depend on `training`."""
+        kinds: tuple[str, ...] = MADE
+        given = self.info["locked"].get("model") or {}
+        if section == "training" and isinstance(given, dict) and given.get("path"):
+            kinds = RETRAINED
+        for kind in kinds:
+            for path in sorted(self.root.glob(kind)):
+                if not path.name.startswith(".") and path != self.root / "models" / "given":
+                    return path.relative_to(self.root).as_posix()
+        from guda.run.task import read_progress
+
+        running = (p for p in self.path("progress").glob("[!.]*.json") if read_progress(p) is not None)
+        return next((p.relative_to(self.root).as_posix() for p in running), None)
+
+    def same_lock(self, recipe: Recipe) -> bool:
+        """Whether a recipe has the locked sections that this run was made from."""
+        return _with_defaults(self.info["locked"]) == recipe.locked()
+
+    def edit_training(self, recipe: Recipe) -> None:
+        """Write another `training` section, as long as nothing depends on it."""
+        write_text(self.root / "recipe.yaml", recipe.to_yaml())
+        self._forget_recipe()
+        self._relock()
+
+    def _relock(self) -> None:
+        """Take over an edited `training` section that nothing depends on yet. The other sections decide what was
+        decoded and checked when the run was made: for them `guda init` does that again."""
+        now = self.stored_recipe.locked()["training"]
+        if now == _with_defaults(self.info["locked"])["training"] or now is None or self.made("training"):
+            return
+        self.info["locked"] = self.info["locked"] | {"training": now}
+        write_json(self.root / "run.json", self.info)
+        self.publish()
 
     @cached_property
     def stored_recipe(self) -> Recipe:
@@ -190,12 +238,12 @@ class Run:
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a recipe whose locked sections are not those this run was made from."""
+        made = self.made()
+        fix = f"{made} was made from the first; use another run folder for another experiment"
+        if made is None:
+            fix = f"nothing depends on it yet: guda init {self.root} makes the run again from its edited recipe.yaml"
         refuse_difference(
-            "run-recipe-differs",
-            str(self.root),
-            _with_defaults(self.info["locked"]),
-            recipe.locked(),
-            "use another run folder for another experiment",
+            "run-recipe-differs", str(self.root), _with_defaults(self.info["locked"]), recipe.locked(), fix
         )
 
     def check_lock(self, lock: dict[str, Any]) -> None:
@@ -220,6 +268,9 @@ class Run:
         """Replace the editable sections of the recipe."""
         self.check(recipe)
         write_text(self.root / "recipe.yaml", recipe.to_yaml())
+        self._forget_recipe()
+
+    def _forget_recipe(self) -> None:
         for known in ("recipe", "stored_recipe", "set_apart"):
             self.__dict__.pop(known, None)
 

@@ -85,6 +85,13 @@ class QueryScores:
         """Whether one group stands out, in words; scores must be above `floor` to count."""
         return verdict(self.ranked, self.digits, floor, self.origin, self.validation)
 
+    def to_json(self) -> dict[str, Any]:
+        """The answer and every group, best first, as plain JSON; what is not known is left out."""
+        said = self.verdict()
+        cells = [{f.name: getattr(g, f.name) for f in fields(g) if f.name not in ("unit", "sign")} for g in self.ranked]
+        groups = [{name: v for name, v in cell.items() if v is not None} for cell in cells]
+        return {"verdict": said.kind, "text": said.text, "groups": groups}
+
     def __str__(self) -> str:
         told = [f"  {self.verdict().text}"] if self.origin.foreign or self.origin.copy_of is not None else []
         return "\n".join([self.query, *told, *(f"  {g}" for g in self.ranked)])

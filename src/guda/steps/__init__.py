@@ -6,10 +6,11 @@ from guda.steps.ablate import ablate, read_ablation
 from guda.steps.calibrate import calibrate
 from guda.steps.calibration import calibration_note
 from guda.steps.cluster import ClusterConfig, plan_cluster
-from guda.steps.evaluate import evaluate, evaluate_bands, pipeline
+from guda.steps.evaluate import evaluate, evaluate_bands, pipeline, run_all, run_methods
 from guda.steps.fit import (
     Engine,
     check_fitted,
+    check_scorable,
     default_methods,
     fit,
     fit_tasks,
@@ -17,6 +18,7 @@ from guda.steps.fit import (
     local_engine,
     ray_engine,
     sample,
+    scorable_methods,
     train,
 )
 from guda.steps.function import evaluate_cross, evaluate_function
@@ -26,7 +28,7 @@ from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_pa
 from guda.steps.memory import plan_memory
 from guda.steps.pairs import pairs, parse_pairs
 from guda.steps.partition import partition
-from guda.steps.plan import Budget, outline, plan
+from guda.steps.plan import Budget, outline, plan, seconds_per_evaluation
 from guda.steps.prompts import prompts_build, prompts_show
 from guda.steps.queries import add_queries, choose_or_add_queries, choose_queries, keep_queries
 from guda.steps.sanity import read_sanity, sanity
@@ -56,6 +58,7 @@ from guda.steps.settings import (
     update_settings,
 )
 from guda.steps.shares import ShareOptions, read_shares, shares, shares_file
+from guda.steps.sizing import check_hours, sized, steps_per_second
 from guda.steps.tune import tune
 from guda.steps.without import without, without_file
 
@@ -76,6 +79,8 @@ __all__ = [
     "change_scoring",
     "change_settings",
     "check_fitted",
+    "check_hours",
+    "check_scorable",
     "choose_or_add_queries",
     "choose_queries",
     "default_methods",
@@ -115,16 +120,22 @@ __all__ = [
     "read_sanity",
     "read_shares",
     "read_space",
+    "run_all",
+    "run_methods",
     "sample",
     "sanity",
+    "scorable_methods",
     "score",
     "scored_methods",
     "scores_folder",
     "scores_path",
+    "seconds_per_evaluation",
     "set_values",
     "shares",
     "shares_file",
+    "sized",
     "status",
+    "steps_per_second",
     "train",
     "tune",
     "up_to_date",

@@ -22,7 +22,7 @@ from guda.methods.elbo import has_counterfactuals, run_oracle
 from guda.methods.prompt import prompted_groups
 from guda.methods.regroup import placebos_of, takes_placebos
 from guda.methods.terms import load_queries, terms_folder
-from guda.run.data import scored_groups
+from guda.run.data import prompt_files, scored_groups
 from guda.run.models import need_training, run_schedule
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
@@ -36,6 +36,7 @@ from guda.steps.calibration import calibration_state
 from guda.steps.fit import Engine, fit_tasks, ready
 from guda.steps.health import health
 from guda.steps.lds import lds_figures
+from guda.steps.prompts import prompts_build
 from guda.steps.queries import tuned_on
 from guda.steps.score import parse_bands, placebo_null, publish, score, scored_methods, scores_folder, up_to_date
 from guda.steps.settings import override
@@ -325,23 +326,44 @@ def _compare(run: Run, gold: np.ndarray, values: dict[str, np.ndarray]) -> Compa
     return compare(gold, values, reference=reference, n=config.resamples, seed=config.seed)
 
 
+def run_methods(run: Run, methods: Sequence[str] | None = None) -> list[str]:
+    """What `run_all` works with: these, or the recipe's that the run can have (without a `training` section nothing is
+    retrained)."""
+    names = run.recipe.methods if methods is None else methods
+    return [m for m in names if run.recipe.training is not None or not METHODS.find(m).trains]
+
+
 def pipeline(run: Run, engine: Engine) -> DatasetEntry:
-    """Everything a recipe asks for: train, fit, sample, score, look at the counterfactuals, evaluate."""
-    methods, asked = list(run.recipe.methods), run.recipe.evaluation
-    tasks = fit_tasks(run, methods)
-    found = [get_method(run, m) for m in methods]
+    """Everything a recipe asks for, with its comparison with the oracle."""
+    name, entry = run_all(run, engine)
+    return evaluate(run, name) if entry is None else entry
+
+
+def run_all(
+    run: Run, engine: Engine, methods: Sequence[str] | None = None, queries: str | None = None
+) -> tuple[str, DatasetEntry | None]:
+    """Everything a recipe asks for that is missing: prompts, train, fit, sample, score, look at the counterfactuals,
+    and if its oracle is among the methods, evaluate. `queries`: a set of the run instead of new samples. Returns the
+    name of the set, and the comparison."""
+    names, asked = run_methods(run, methods), run.recipe.evaluation
+    tasks = fit_tasks(run, names)
+    found = [get_method(run, m) for m in names]
     if asked.placebos:
         for method in filter(takes_placebos, found):
             tasks += placebos_of(method, asked.placebos).fit()
-    engine(run, ready(run, tasks + sample_tasks(run, run.recipe.queries)), "train, fit and sample")
-    name = collect_samples(run, run.recipe.queries)
-    if asked.calibration:
+    if run.recipe.prompts is not None and not all(run.has(file) for file in prompt_files(run)):
+        prompts_build(run)
+    drawn = sample_tasks(run, run.recipe.queries) if queries is None else []
+    engine(run, ready(run, tasks + drawn), "train, fit and sample" if queries is None else "train and fit")
+    name = collect_samples(run, run.recipe.queries) if queries is None else queries
+    judged = asked.against in names
+    if asked.calibration and judged:
         calibrate(run, engine, [m.method_id for m in found if m.ranks_groups and not m.oracle], asked.calibration)
-    score(run, name, methods, engine)
+    score(run, name, names, engine)
     if asked.health:
         checked = [m for m in found if m.counterfactuals and m.ranks_groups and not m.oracle]
         health(run, [m.method_id for m in checked], engine)
-    return evaluate(run, name)
+    return name, evaluate(run, name) if judged else None
 
 
 # ---- Under another estimand, beside the run's own: path divergence, in excess of the average picture. The

@@ -122,6 +122,43 @@ def _set(run: Run, name: str) -> bool:
     return name in run.recipe.methods or not any(f.is_required() for f in fields)
 
 
+def scorable_methods(run: Run) -> list[str]:
+    """What `guda score` scores by default: what is fitted, and with it the recipe's methods that are fitted for free.
+    The free ones alone are no answer where the recipe asks for others."""
+    fitted = fitted_methods(run)
+    free = [m for m in run.recipe.methods if m not in fitted and METHODS.find(m).ranks_groups and _free(run, m)]
+    asked = [m for m in default_methods(run)[0] if not _free(run, m)]
+    if asked and not any(m in fitted for m in asked) and not any(not _free(run, m) for m in fitted):
+        return fitted
+    order = [*run.recipe.methods, *fitted]
+    return [m for m in dict.fromkeys(order) if m in fitted or m in free]
+
+
+def _free(run: Run, name: str) -> bool:
+    method = get_method(run, name)
+    return (not method.trains or run.recipe.training is not None) and method.free
+
+
+def check_scorable(run: Run, methods: Sequence[str]) -> None:
+    """Refuse methods that must be fitted by hand first; those that cost no evaluation are fitted when they score."""
+    for name in methods:
+        method = get_method(run, name)
+        if method.fitted():
+            continue
+        if not _free(run, name):
+            check_fitted(run, [name])
+        if pending(run, base_tasks(run)):
+            raise GudaError("model-not-trained", f"{run.root} has no trained model yet; run: guda train {run.root}")
+        method.check()
+
+
+def fit_free(run: Run, methods: Sequence[str], engine: Engine) -> None:
+    """Fit those that are not fitted yet and cost no evaluation of the run's network."""
+    check_scorable(run, methods)
+    if left := [m for m in methods if not get_method(run, m).fitted()]:
+        fit(run, left, engine)
+
+
 def check_fitted(run: Run, methods: Sequence[str]) -> None:
     for name in methods:
         if not get_method(run, name).fitted():

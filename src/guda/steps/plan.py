@@ -182,12 +182,28 @@ def sketch_run(run: Run) -> Sketch:
     return Sketch(run.recipe, load_data(run), architecture(run), run)
 
 
+def seconds_per_evaluation(run: Run, training: bool = False) -> tuple[float, int]:
+    """(seconds of one evaluation in one thread, workers there are), measured now; for `training` as recorded by the
+    run, if it has trained."""
+    recorded = [(s, n) for s, n in run.timings("train") if n] if training else []
+    if recorded:
+        return sum(s for s, _ in recorded) / sum(n or 0.0 for _, n in recorded), default_workers()
+    import torch
+
+    settings, threads = run_settings(run), torch.get_num_threads()
+    torch.set_num_threads(1)  # as a worker has
+    try:
+        return seconds_per_block(architecture(run).clone(), settings) / settings.block, default_workers()
+    finally:
+        torch.set_num_threads(threads)
+
+
 def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None = None) -> dict[str, Any]:
     """Rows of `Budget`, and alternatives: evaluations per query against the expected width of an interval."""
     sketch, settings = sketch_run(run), run_settings(run)
     model = sketch.model
-    per_eval = seconds_per_block(model.clone(), settings) / settings.block
-    workers = workers or default_workers()
+    per_eval, cores = seconds_per_evaluation(run)
+    workers = workers or cores
 
     def budget(stage: Stage) -> Budget:
         at_once = workers if stage.times > 1 else max(1, min(workers, len(stage.tasks)))

@@ -11,7 +11,7 @@ from guda.errors import GudaError, Mismatch
 from guda.files import read_json
 from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
-from guda.run.models import load_model
+from guda.run.models import architecture
 from guda.run.run import HELDOUT, REFERENCE, UPLOAD, Run
 from guda.run.samples import set_name
 from guda.steps.calibration import calibration_sets
@@ -26,7 +26,7 @@ def add_queries(run: Run, folder: str | Path, name: str | None = None) -> str:
 def keep_queries(run: Run, queries: Queries, name: str | None = None) -> str:
     """Take pictures into the run; returns the set's name."""
     queries.check_shape(load_data(run).shape)
-    load_model(run, "base").condition(queries.prompts)
+    architecture(run).condition(queries.prompts)  # refuses prompts that are missing, or not wanted
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name or queries.name).lstrip(".") or "queries"
     if name is not None and name != plain:
         raise GudaError(

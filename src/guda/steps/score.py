@@ -30,7 +30,7 @@ from guda.scoring.race import TREE, RaceResult, Screen, Screened, StopRule
 from guda.scoring.reference import Null, check_drift
 from guda.scoring.scores import Scores
 from guda.steps.calibration import calibrated
-from guda.steps.fit import Engine, check_fitted
+from guda.steps.fit import Engine, check_fitted, check_scorable, fit_free
 
 T = TypeVar("T")
 
@@ -46,9 +46,10 @@ def score(
     queries = load_queries(run, name)
     variant(run, stop, band, screen=screen)  # refuses what cannot be asked
     rule, bands = None if stop is None else StopRule.parse(stop), parse_bands(run, band)
-    check_fitted(run, methods)
+    check_scorable(run, methods)
     chosen = [get_method(run, m) for m in methods]
     if rule is None:
+        fit_free(run, methods, engine)
         return prepared(run, chosen, engine, lambda: _score(run, queries, chosen, engine, bands))
     racing = [check_race(m) for m in chosen]  # all of them before the first is raced
     asked = None if screen is None else Screen.parse(screen)
@@ -57,6 +58,7 @@ def score(
         asked.check(rule)
         if asked.method != TREE:
             screener = [_screener(run, asked)]
+    fit_free(run, [*methods, *(m.method_id for m in screener)], engine)
 
     def raced() -> dict[str, Scores]:
         ask_origins(run, queries, engine)
@@ -116,7 +118,7 @@ def _screener(run: Run, screen: Screen) -> Method:
             "screen-method-unsupported",
             f"--screen {screen.name}: {screen.method} has no cheap scores in nats; use posterior:{screen.keep}",
         )
-    check_fitted(run, [screen.method])
+    check_scorable(run, [screen.method])
     if screen.keep > len(found.groups):
         raise GudaError(
             "screen-keeps-all",

@@ -83,7 +83,9 @@ def set_values(run: Run, texts: Sequence[str]) -> dict[str, Any]:
     for name, value in flat.items():
         section, _, key = name.partition(".")
         known = [s for s in Recipe.model_fields if s not in (*LOCKED, "name", "defaults")]
-        if section in LOCKED:
+        if section == "training" and run.made("training") is None:
+            known.append(section)
+        elif section in LOCKED:
             raise GudaError(
                 "set-section-locked",
                 f"{name}: section {section} is locked, as everything in {run.root} depends on it; make another run",
@@ -107,7 +109,10 @@ def set_values(run: Run, texts: Sequence[str]) -> dict[str, Any]:
             given.setdefault("scoring", {})["groups"] = parse_groups(run, str(value))
         else:
             given.setdefault(section, {})[key] = value
-    keep(run, given)
+    if training := given.pop("training", None):
+        run.edit_training(run.recipe.changed({"training": training}))
+    if given:
+        keep(run, given)
     return flat
 
 

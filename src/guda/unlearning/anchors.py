@@ -191,7 +191,7 @@ def _check(vocabularies: Mapping[str, Sequence[str]], forget: str, retain: Seque
         if style not in vocabularies:
             known = choices(vocabularies)
             raise GudaError(
-                "style-unknown", f"no descriptors of style {style!r}; known: {known}{suggestion(style, vocabularies)}"
+                "style-unknown", f"no descriptors of style {style!r}{suggestion(style, vocabularies)}; known: {known}"
             )
     if forget in retain:
         raise GudaError(
