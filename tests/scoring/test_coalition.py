@@ -11,7 +11,7 @@ import torch
 from guda.config import ScoringConfig
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.scoring.coalition import CoalitionRule, Pooled, coalition_draws, residuals
+from guda.scoring.coalition import CoalitionRule, Pooled, coalition_draws, pooled_draws, residuals
 from guda.scoring.plan import make_plan, prior_density
 from guda.scoring.shapley import coalitions, exact
 from guda.scoring.terms import make_draws, measure
@@ -99,6 +99,24 @@ def test_all_but_one_group_is_the_posterior_rule(model: Denoiser, data: ImageDat
     ruled = RuledDenoiser(model, rule.rule, [0, 1, 2])
     grown = measure(ruled, draws, 16).errors - measure(model, draws, 16).errors
     assert found == pytest.approx(grown, rel=1e-3, abs=2e-3)
+
+
+def test_nothing_by_itself_is_the_gaussian_s_own_error(model: Denoiser, data: ImageData) -> None:
+    rule = coalition_rule(model, data, (1, 1, 1))
+    plan = make_plan(model.schedule, ScoringConfig(plan="stratified", strata=4), prior_density(model.schedule))
+    draws = make_draws(model, model.encode(data.images[:4]), data.ids[:4], plan, 0)
+    off = residuals(model, draws, 16)
+    t = torch.from_numpy(np.repeat(draws.t.reshape(-1), draws.eps.shape[2]))
+    x_t = draws.x_t.flatten(0, 2)
+    a, s = model.schedule.coefficients(t, x_t.flatten(1).double())
+    mean = rule.components(x_t, t)[1][:, -1]
+    eps_0 = (x_t.flatten(1).double() - a * mean) / s
+    eps, full = draws.eps.flatten(0, 2).flatten(1).double(), draws.eps.flatten(0, 2).flatten(1).double() - off.double()
+    shape = draws.eps.shape[:3]
+    grown = ((eps - eps_0).square().sum(1) - off.double().square().sum(1)).reshape(shape).mean(2)
+    moved = (full - eps_0).square().sum(1).reshape(shape).mean(2)
+    assert pooled_draws(rule, draws, 16, off, False) == pytest.approx(grown.numpy(), rel=1e-3, abs=1e-3)
+    assert pooled_draws(rule, draws, 16, off, True) == pytest.approx(moved.numpy(), rel=1e-3, abs=1e-3)
 
 
 def test_shells_of_the_same_images_share_what_the_whole_group_gets(model: Denoiser, data: ImageData) -> None:

@@ -28,7 +28,7 @@ from guda.run.data import load_data
 from guda.run.models import load_model, model_digest
 from guda.run.run import Run
 from guda.run.task import Task, tick
-from guda.scoring.coalition import CoalitionRule, Pooled, coalition_draws, residuals
+from guda.scoring.coalition import CoalitionRule, Pooled, coalition_draws, pooled_draws, residuals
 from guda.scoring.scorer import shard_names
 from guda.scoring.shapley import EXACT, by_orders, coalitions, count_coalitions, exact
 from guda.scoring.terms import kl, make_draws
@@ -37,6 +37,8 @@ from guda.unlearning.rule import RuleConfig
 Value = Literal["elbo", "path"]
 
 NOTHING = "the pooled density: one Gaussian of all images together, which knows none of the groups"
+
+GAUSSIAN = "the pooled density as a model by itself: one Gaussian of all images together"
 
 START = "the pretrained start"
 
@@ -49,6 +51,7 @@ class Ask:
     value: Value
     parcels: tuple[int, ...]
     coalitions: tuple[tuple[int, ...], ...] | None = None  # values of these; None: shares
+    alone: bool = False  # the value of nothing, as the pooled density by itself instead of by the rule
     pooled: bool = True  # the pooled density is in every coalition; False: none of them is empty, and it is not needed
     tolerance: float = 0.02  # standard error over orders, of v(all) - v(nothing), at which a picture is settled
     orders: int = 256  # pairs of orders at most
@@ -105,7 +108,7 @@ def coalition_tasks(run: Run, queries: Queries, ask: Ask) -> list[Task]:
                 stage=f"coalitions/{queries.name}", fn="guda.methods.coalitions:value_shard",
                 args={"queries": queries.name, "shard": number, "ask": ask.as_json()},
                 makes=(coalition_part(run, shard, ask),), needs=(posterior(run).rule, *ModelRef("base").needs(run)),
-                cost=0.0 if ask.value == "path" else float(size * plan.evals_per_round * config.rounds),
+                cost=float(size * plan.evals_per_round * config.rounds) if ask.value == "elbo" or ask.alone else 0.0,
             )
         )  # fmt: skip
     return tasks
@@ -138,7 +141,8 @@ def evaluate(run: Run, queries: Queries, ask: Ask) -> dict[str, np.ndarray]:
     for r in range(run.recipe.scoring.rounds):
         drawn = make_draws(model, x0, queries.ids, scorer.plan, r)
         with scorer.settings.active():
-            off = residuals(scorer.settings.prepare(model), drawn, block) if ask.value == "elbo" else None
+            needed = ask.value == "elbo" or ask.alone
+            off = residuals(scorer.settings.prepare(model), drawn, block) if needed else None
         rounds.append((drawn, off))
 
     def value(asked: np.ndarray) -> np.ndarray:
@@ -149,6 +153,11 @@ def evaluate(run: Run, queries: Queries, ask: Ask) -> dict[str, np.ndarray]:
         tick(0, 1)
         return np.stack(found, axis=1)
 
+    if ask.alone:
+        path = ask.value == "path"
+        grown = [pooled_draws(rule, drawn, block, off, path) for drawn, off in rounds if off is not None]
+        kls = [kl(scorer.plan, weights, drawn.t, g) for (drawn, _), g in zip(rounds, grown, strict=True)]
+        return {"values": -np.stack(kls)[None]}
     if ask.coalitions is not None:
         return {"values": value(np.array(ask.coalitions, np.int64))}
     nothing = value(np.zeros((1, len(ask.groups)), np.int64))[0]

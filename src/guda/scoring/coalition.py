@@ -136,6 +136,25 @@ def coalition_draws(
     return np.asarray(out.reshape(len(coalitions), n_queries, n_strata, halves).mean(axis=3))
 
 
+@torch.inference_mode()
+def pooled_draws(rule: CoalitionRule, draws: Draws, block: int, off: torch.Tensor, path: bool) -> np.ndarray:
+    """float64 [Q, S]: the same of the pooled density as a model by itself, x0_hat = m_0, which has nothing of the full
+    model: what trained coalitions are compared with. `off` as of `residuals`; `path`: the squared change instead."""
+    n_queries, n_strata, halves = draws.eps.shape[:3]
+    t = torch.from_numpy(np.repeat(draws.t.reshape(-1), halves))
+    x_t, x0 = draws.x_t.flatten(0, 2), draws.x0.repeat_interleave(n_strata * halves, dim=0).flatten(1)
+    found, device = [], rule.density.mean.device
+    for rows in blocks(len(t), block):
+        x_b, t_b, own = rows.take(x_t).to(device), rows.take(t).to(device), rows.take(off).to(device).double()
+        mean = rule.components(x_b, t_b)[1][:, -1]
+        a, s = rule.density.schedule.coefficients(t_b, mean)
+        scale = torch.where(a > 0, a / s, -1.0)
+        error = scale * (mean - rows.take(x0).to(mean))  # eps - eps_0; without signal x_0 - m_0
+        grown = (error - own).square().sum(1) if path else error.square().sum(1) - own.square().sum(1)
+        found.append(grown[: rows.n].cpu())
+    return np.asarray(torch.cat(found).numpy().reshape(n_queries, n_strata, halves).mean(axis=2))
+
+
 def residuals(denoiser: Denoiser, draws: Draws, block: int) -> torch.Tensor:
     """float32 [Q S halves, D]: eps less the model's prediction of it; at timesteps without signal the same of x_0."""
     predicted = measure(denoiser, draws, block, keep=True).predictions

@@ -24,6 +24,7 @@ from guda.evaluation.shares import PictureShares, ShareRow, SharesFile, pictures
 from guda.files import read_json, write_json, write_text
 from guda.methods.base import Method, get_method
 from guda.methods.coalitions import (
+    GAUSSIAN,
     NOTHING,
     START,
     Ask,
@@ -144,7 +145,7 @@ def nothing_tasks(run: Run, value: Value) -> tuple[list[ModelRef], Ask | None]:
     check_fitted(run, ["posterior"])
     groups = players(run)
     none = ((0,) * len(groups),)
-    return [], Ask(groups, value, (1,) * len(groups), none)
+    return [], Ask(groups, value, (1,) * len(groups), none, alone=True)
 
 
 def total_draws(run: Run, queries: Queries, value: Value, work: Engine) -> tuple[np.ndarray, str]:
@@ -155,7 +156,7 @@ def total_draws(run: Run, queries: Queries, value: Value, work: Engine) -> tuple
         read = Reader(run_scorer(run, estimand="elbo"), queries, run.recipe.scoring.rounds)
         return read(models[1]).kl - read(models[0]).kl, START
     work(run, coalition_tasks(run, queries, ask), "value nothing")
-    return -read_coalitions(run, queries, ask)["values"][0], NOTHING
+    return -read_coalitions(run, queries, ask)["values"][0], GAUSSIAN
 
 
 # ---- pooling --------------------------------------------------------------------------------------------------------
