@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-emoji bench-evidence bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist examples clean
+.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-classes bench-coalitions bench-emoji bench-evidence bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist examples clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml benchmarks/sources/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]' -e benchmarks/sources
 	@touch $@
 
-# Playwright, Gradio and Ray are large: only the tests that need them install them, under the same constraints.
+# Playwright, FastAPI and Ray are extras: only the tests that need them install them, under the same constraints.
 $(E2E): $(STAMP)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,e2e]'
 	@touch $@
@@ -65,11 +65,18 @@ test-e2e: $(E2E) ## Run the tests that need a browser (Debian's chromium) or a R
 bench-baselines: install ## Measure every baseline against LOGO, and the featuriser's speed (an hour after bench-operators; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/baselines.py
 
-bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (an hour from nothing; resumes)
+bench-classes: install ## Measure attribution of class-conditional models on digits and Fashion-MNIST (an hour from nothing; resumes)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/classes.py
+
+bench-coalitions: install ## Measure subset models, LDS, shares and opt-outs on three data sets (hours from nothing; resumes)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/coalitions.py
+
+bench-emoji: install ## Measure text-to-image attribution on eight emoji styles (hours from nothing; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/emoji.py
 
-bench-evidence: install ## Measure maps, inversions and exhibits on digits (ten minutes from nothing; needs chromium; resumes)
+bench-evidence: $(E2E) ## Measure maps, inversions, exhibits and the demo's report (ten minutes from nothing; needs chromium; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/evidence.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/evidence.py --page runs/demo
 
 bench-hardening: install ## Bad inputs, kills, full disks and two drivers against the command line (an hour; docs/reliability.md)
 	$(BIN)/python tools/fuzz.py --corpus --inputs 2000 --jobs 2 --write

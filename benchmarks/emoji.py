@@ -1,22 +1,29 @@
 """Text-to-image attribution for real, at 16x16 pixels: eight drawing styles of the same 300 emoji.
 
-    .venv/bin/python benchmarks/emoji.py        # about an hour on 2 cores from nothing; resumes
+    .venv/bin/python benchmarks/emoji.py [--runs FOLDER] [--seeds N] [--workers N]        # resumes
 
 A small UNet2DConditionModel is pretrained on two styles that are no groups (recipe emoji-start) and fine-tuned on the
-eight (full model, LOGO with two seeds). Its pictures of 30 objects in every style are attributed: GUDA-C with the three
-anchors, the similarity baselines, each against LOGO, with intervals and ceiling. Settings of the unlearning were chosen
-on queries of seed 7 (other noise, 8 of 10 objects others), for anchors-weighted; uniform and removed share them. The
-queries reported have seed 42.
+eight (full model, LOGO with three seeds). Its pictures of 30 objects in every style are attributed: GUDA-C with the
+three anchors, continuation, short retrainings, blends of them, D-TRAK, DAS, the similarity baselines and `prompt`, each
+against LOGO, with intervals and ceiling, under both estimands (figures: benchmarks/conditional.py).
+
+Settings of the unlearning were chosen on queries of seed 7 (other noise, 8 of 10 objects others), for anchors-weighted;
+uniform and removed share them. The queries reported have seed 42. Weights of blends are chosen on pictures of seed
+2042, of other objects. Continuation and short have the training's own settings and 80 steps; nothing was tuned.
+
+`--runs` may hold runs that path.py made (emoji-start, emoji): what is trained is kept, missing LOGO seeds are added.
 
 Writes benchmarks/results/emoji.{json,md}, emoji-figure.png and emoji.recipe.yaml. Needs npm, or GUDA_EMOJI.
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import numpy as np
 
+import conditional
 from guda import steps
 from guda.cli.display import Display
 from guda.evaluation.ceiling import compare
@@ -35,8 +42,6 @@ from guda.steps.plan import outline
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 RECIPES = ROOT / "benchmarks" / "recipes"
-START = ROOT / "runs" / "emoji-start"
-RUN = ROOT / "runs" / "emoji"
 TWINS = ("fluent-emoji", "fluent-emoji-flat")
 PAIRS = (
     ("anchors-weighted", "anchors-uniform"),
@@ -46,18 +51,41 @@ PAIRS = (
 )
 
 
+ATTENTION = r"attn2\.to_[kv]"  # the weights that gradient methods look at, as in the paper's experiment
+FURTHER: dict[str, dict[str, object]] = {
+    "continuation": {},
+    "short": {},
+    "dtrak": {"weights": ATTENTION},
+    "das": {"weights": ATTENTION},
+    "trak": {"weights": ATTENTION},
+    "blend": {"methods": ["anchors-weighted", "continuation", "short"]},
+}
+VARIANTS: conditional.Variants = {
+    "blend-anchors-continuation": ("blend", {"methods": ["anchors-weighted", "continuation"]}),
+    "blend-anchors-short": ("blend", {"methods": ["anchors-weighted", "short"]}),
+    "blend-continuation-short": ("blend", {"methods": ["continuation", "short"]}),
+    "dtrak-norm": ("dtrak", {"weights": ATTENTION, "lam": 1.0, "lam_scale": "norm", "aggregate": "removal"}),
+}
+
+
 def prepared(root: Path, recipe: Recipe) -> Run:
     run = steps.init(root, recipe)
     steps.prompts_build(run)
     return run
 
 
-def measure(engine: Engine) -> tuple[Run, DatasetEntry]:
-    start = prepared(START, Recipe.read(RECIPES / "emoji-start.yaml"))
-    steps.train(start, engine)
-    value = Recipe.read(RECIPES / "emoji.yaml").model_dump(mode="json")
-    value["model"]["start"] = str(START / "models" / "full-s0")
-    run = prepared(RUN, Recipe.from_dict(value, "emoji benchmark"))
+def measure(root: Path, seeds: int, engine: Engine) -> tuple[Run, DatasetEntry]:
+    if (root / "emoji" / "run.json").is_file():
+        run = Run.open(root / "emoji")
+    else:
+        start = prepared(root / "emoji-start", Recipe.read(RECIPES / "emoji-start.yaml"))
+        steps.train(start, engine)
+        value = Recipe.read(RECIPES / "emoji.yaml").model_dump(mode="json")
+        value["model"]["start"] = str(root / "emoji-start" / "models" / "full-s0")
+        run = prepared(root / "emoji", Recipe.from_dict(value, "emoji benchmark"))
+    steps.update_settings(run, "logo", {"seeds": list(range(1, seeds + 1))})
+    for name, settings in FURTHER.items():
+        steps.update_settings(run, name, settings)
     entry = steps.pipeline(run, engine)
     steps.score(run, steps.choose_queries(run), ["pretrained"], engine)
     return run, entry
@@ -217,14 +245,23 @@ def picture(run: Run, path: Path) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs")
+    parser.add_argument("--seeds", type=int, default=3, help="LOGO seeds")
+    parser.add_argument("--workers", type=int)
+    given = parser.parse_args()
     with Display() as display:
-        run, entry = measure(steps.local_engine(watch=display.watch))
-    entry = entry.model_copy(update={"figures": entry.figures | figures(run, entry)})
+        engine = steps.local_engine(given.workers, watch=display.watch)
+        run, entry = measure(given.runs, given.seeds, engine)
+        methods = [m for m in run.recipe.methods if m not in ("logo", "pretrained")]
+        told = conditional.measure(run, steps.choose_queries(run), methods, engine, VARIANTS)
+    entry = entry.model_copy(update={"figures": entry.figures | figures(run, entry) | told.figures})
     above = steps.evaluate(run, steps.choose_queries(run), band="100:1000")
     write_results(RESULTS / "emoji.json", "python benchmarks/emoji.py", {"emoji": entry, "emoji-t100": above})
     text = [
         tables(run, entry),
         comparison("emoji, counting t >= 100 only (another estimand, another oracle)", above).markdown(),
+        conditional.markdown("emoji", entry),
     ]
     write_text(RESULTS / "emoji.md", "\n\n".join([*text, *prompt_tables(run), credits_()]) + "\n")
     write_text(RESULTS / "emoji.recipe.yaml", run.recipe.to_yaml())

@@ -1,7 +1,8 @@
 """Do maps point at the right place, do they sum to the score, does a picture survive its inversion, how long is an
-exhibit?
+exhibit, where is the report's first answer, and do its links land?
 
     OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/evidence.py [--run FOLDER]     resumes
+    ... python benchmarks/evidence.py --page runs/demo      only the report of a run, in Chromium; keeps other figures
 
 The run is the demo's recipe without retraining (path, excess). A composite is the left half of a training image of one
 group beside the right half of one of another; its map of the left group should be larger on the left.
@@ -18,6 +19,11 @@ map_sum_error            largest relative difference of a map's sum from the pla
 inversion_psnr           dB, SUMS samples through the full model and back, BEST where all 8 bits of every pixel come
                          back; inversion_change: mean absolute change of a
                          pixel (0..255) without the first group
+first_answer_px.W        from the top of the report to the lower end of its first answer, in a window W pixels wide
+links_landing            share of the report's links whose target is seen within LANDS pixels of the top of the window,
+                         at every width, in light and dark, each followed from the top of the page; links: how many at
+                         each; links_worst_px: the worst
+report_height_px.W       of the whole page; report_pages: of it printed
 exhibit_pages            pages of the PDF; verify_terms, verify_bitwise: recomputed terms, and those with the same bits
 """
 
@@ -35,6 +41,7 @@ from guda.data.queries import Queries
 from guda.diffusion.noise import generator
 from guda.evaluation.intervals import bootstrap_mean
 from guda.evaluation.results import DatasetEntry, write_results
+from guda.files import read_json
 from guda.methods.base import get_method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.methods.maps import map_tasks, picture_map
@@ -42,7 +49,7 @@ from guda.methods.terms import load_queries
 from guda.report.bundle import write_bundle
 from guda.report.content import Content
 from guda.report.exhibit import Exhibit, choose_view, first_group
-from guda.report.export import write_pdf
+from guda.report.export import find_browser, write_pdf
 from guda.report.verify import verify
 from guda.run.data import load_data
 from guda.run.recipe import Recipe, builtin_recipe
@@ -50,12 +57,14 @@ from guda.run.run import Run
 from guda.run.task import pending
 from guda.steps.evidence import gather_evidence
 from guda.steps.fit import Engine
+from report_links import landings
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "benchmarks" / "results" / "evidence.json"
 METHODS = ("retrack", "shift", "posterior", "hybrid")
 PICTURES, SUMS = 40, 10
 BEST = 99.0  # dB
+WINDOWS, LANDS = ((1280, 900), (390, 844)), 40  # pixels
 Figures = dict[str, float]
 
 
@@ -173,16 +182,52 @@ def filed(run: Run, engine: Engine) -> Figures:
     }  # fmt: skip
 
 
+def looked_at(report: Path) -> Figures:
+    """The report in a browser."""
+    from playwright.sync_api import sync_playwright
+
+    figures, offs = Figures(), [0.0]
+    flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_browser(), args=flags)
+        for (width, height), scheme in product(WINDOWS, ("light", "dark")):
+            page = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme).new_page()
+            page.set_default_timeout(300_000)  # machines are slow
+            page.goto(report.as_uri())
+            box = page.locator("#answers li").first.bounding_box()
+            assert box is not None
+            figures[f"first_answer_px.{width}"] = box["y"] + box["height"]
+            figures[f"report_height_px.{width}"] = page.evaluate("document.documentElement.scrollHeight")
+            found = landings(page)
+            figures["links"] = float(len(found))
+            offs += [abs(off) for off in found.values()]
+            page.close()
+        page = browser.new_page()
+        page.goto(report.as_uri())
+        figures["report_pages"] = float(len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))))
+        browser.close()
+    return figures | {"links_landing": float(np.mean(np.array(offs[1:]) <= LANDS)), "links_worst_px": max(offs)}
+
+
+def kept() -> Figures:
+    return dict(read_json(FILE)["datasets"]["digits"]["figures"]) if FILE.is_file() else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=ROOT / "runs" / "evidence-digits")
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--page", type=Path, help="only look at the report of this run, e.g. runs/demo")
     given = parser.parse_args()
     from guda.engine.loop import run_inline
 
-    engine: Engine = run_inline if given.workers == 1 else steps.local_engine(given.workers)
-    run = prepared(given.run, engine)
-    figures = sums(run, engine) | filed(run, engine) | places(run, engine)
+    if given.page is not None:
+        run = Run.open(given.page)
+        figures = kept() | looked_at(run.path("report.html").resolve())
+    else:
+        engine: Engine = run_inline if given.workers == 1 else steps.local_engine(given.workers)
+        run = prepared(given.run, engine)
+        figures = kept() | sums(run, engine) | filed(run, engine) | places(run, engine)
     entry = DatasetEntry(
         n_queries=load_queries(run, steps.choose_queries(run)).n, n_groups=10, seeds=[], ceiling=None, methods={},
         figures=figures, note="see benchmarks/evidence.py",

@@ -79,17 +79,17 @@ def fresh_pictures(run: Run, folder: Path, n: int) -> list[tuple[Path, str]]:
 
 def in_browser(page: Any, picture: Path, prompt: str) -> tuple[float, float, int]:
     """(seconds to the first bars, seconds to the end, evaluations), as a visitor sees them."""
-    page.set_input_files("#ask-file input[type=file]", str(picture))
-    page.wait_for_selector("#ask-file .file-preview")
+    page.set_input_files("#picture", str(picture))
     if prompt:
-        page.fill("#ask-prompt textarea", prompt)
+        page.fill("#prompt", prompt)
     started = time.monotonic()
     page.click("#ask-button")
-    page.wait_for_selector("#ask-answer .answer .bars")
+    page.wait_for_selector("#answer .answer .bars")
     first = time.monotonic() - started
-    page.wait_for_selector("#ask-answer .answer[data-state=final]", timeout=600_000)
+    page.wait_for_url("**/result?**", timeout=600_000)
+    page.wait_for_selector("#answer .answer[data-state=final]")
     settled = time.monotonic() - started
-    return first, settled, int(page.get_attribute("#ask-answer .answer", "data-evaluations"))
+    return first, settled, int(page.get_attribute("#answer .answer", "data-evaluations"))
 
 
 def measure(address: str, pictures: list[tuple[Path, str]], screenshots: Path | None) -> list[tuple[float, float, int]]:
@@ -111,18 +111,21 @@ def measure(address: str, pictures: list[tuple[Path, str]], screenshots: Path | 
 
 
 def shoot(browser: Any, address: str, picture: tuple[Path, str], folder: Path) -> None:
-    """The page with a settled answer, light, dark and on a telephone."""
+    """A settled answer in light and on a telephone, and in dark the page that asks."""
     folder.mkdir(parents=True, exist_ok=True)
-    sizes = {"light": (1280, 960), "dark": (1280, 960), "narrow": (390, 844)}
+    sizes = {"light": (1280, 1000), "dark": (1280, 800), "narrow": (390, 844)}
     for name, (width, height) in sizes.items():
         scheme = "dark" if name == "dark" else "light"
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
         page.goto(address)
         page.wait_for_selector("#ask-button")
-        in_browser(page, *picture)
+        if name == "dark":  # where one asks; the others show an answer
+            page.set_input_files("#picture", str(picture[0]))
+            page.wait_for_selector("#preview img")
+        else:
+            in_browser(page, *picture)
         page.mouse.move(0, 0)
-        page.wait_for_timeout(400)  # the widgets' own fading
-        page.screenshot(path=str(folder / f"app-{name}.png"), full_page=True)
+        page.screenshot(path=str(folder / f"app-{name}.png"))
         print(folder / f"app-{name}.png")
         page.close()
 

@@ -2,10 +2,10 @@
 
     python tools/flood.py [--files 60] [--mb 9] [--max-total-mb 256]
 
-Starts `guda serve` on a tiny run of digits, sends it files that are never asked about, and prints one
-line of JSON: `upload_disk_mb_after_flood`, bytes of the upload folder and of what the run grew by, as MB of 2^20 bytes;
-`upload_disk_mb_peak`, the most that was seen after any upload; how many were accepted and refused; and whether the
-upload folder is gone after SIGTERM. Everything happens in a temporary folder that is removed.
+Starts `guda serve` on a tiny run of digits, sends it files that are no pictures, and prints one line of JSON:
+`upload_disk_mb_after_flood`, bytes of the upload folder and of what the run grew by, as MB of 2^20 bytes;
+`upload_disk_mb_peak`, the most that was seen after any upload; how many were received whole (and then refused by their
+content) and how many were turned away; and whether the upload folder is gone after SIGTERM. Everything happens in a temporary folder that is removed.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def send(port: int, token: str, number: int, size: int) -> int:
     """HTTP status of one upload of `size` bytes, unlike any other."""
     edge = "guda-flood"
     head = (
-        f'--{edge}\r\nContent-Disposition: form-data; name="files"; filename="{number}.png"\r\n'
+        f'--{edge}\r\nContent-Disposition: form-data; name="picture"; filename="{number}.png"\r\n'
         "Content-Type: image/png\r\n\r\n"
     ).encode()
     body = head + number.to_bytes(8, "big") * (size // 8) + f"\r\n--{edge}--\r\n".encode()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     try:
         headers = {"Content-Type": f"multipart/form-data; boundary={edge}", "Authorization": f"Bearer {token}"}
-        connection.request("POST", "/gradio_api/upload", body, headers)
+        connection.request("POST", "/ask", body, headers)
         return connection.getresponse().status
     except ConnectionError:  # refused before all of it was read
         return 0
@@ -107,8 +107,8 @@ def flood(files: int = 60, mb: float = 9.0, max_total_mb: float = 256.0) -> dict
             server.wait()
         return {
             "upload_disk_mb_after_flood": round(after / MB, 1), "upload_disk_mb_peak": round(peak / MB, 1),
-            "sent_mb": files * mb, "limit_mb": max_total_mb, "accepted": answers[200],
-            "refused": files - answers[200], "folder_removed": not list(uploads.glob("guda-web-*")),
+            "sent_mb": files * mb, "limit_mb": max_total_mb, "received": answers[400],
+            "refused": files - answers[400], "folder_removed": not list(uploads.glob("guda-web-*")),
         }  # fmt: skip
 
 

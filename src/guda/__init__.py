@@ -8,6 +8,7 @@
 
     run    = guda.open("runs/demo")
     scores = run.scores("hybrid")
+    guda.show(run, "s1-00287")          # in a notebook: the card of one picture
 
 Names are imported when first used, so that `import guda` and `guda --help` are instant.
 """
@@ -15,7 +16,7 @@ Names are imported when first used, so that `import guda` and `guda --help` are 
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from guda.api import attribute, unlearn
+    from guda.api import attribute, show, unlearn
     from guda.api import open_run as open
     from guda.data.groups import Groups
     from guda.data.images import ImageData
@@ -45,6 +46,7 @@ _WHERE = {
     "Scores": "guda.scoring.scores",
     "attribute": "guda.api",
     "open": "guda.api",
+    "show": "guda.api",
     "unlearn": "guda.api",
 }
 
@@ -62,6 +64,7 @@ __all__ = [
     "Scores",
     "attribute",
     "open",
+    "show",
     "unlearn",
 ]
 

@@ -31,6 +31,7 @@ from guda.unlearning.unlearn import unlearn_group
 if TYPE_CHECKING:
     from guda.evaluation.results import DatasetEntry
     from guda.evaluation.sanity import Sanity
+    from guda.report.single_card import Card
     from guda.run.run import Run
     from guda.run.task import Task
 
@@ -51,11 +52,11 @@ def unlearn(
     Text-to-image models: anchors-weighted, -uniform or -removed, with the `prompts` of the training images.
     `conditional`: for operators that ask one (esd), a model told each image's group, the null label last."""
     from guda.unlearning.rule import RuleConfig, rule_bank
-    from guda.unlearning.unlearn import OPERATORS, check_groups
+    from guda.unlearning.unlearn import CONTROL, OPERATORS, check_groups
 
     if operator not in (known := sorted([*OPERATORS, "posterior"])):
         raise GudaError(
-            "operator-unknown", f"unknown operator {operator!r}; known: {', '.join(known)}{suggestion(operator, known)}"
+            "operator-unknown", f"unknown operator {operator!r}{suggestion(operator, known)}; known: {', '.join(known)}"
         )
     if data.shape != model.image_shape:
         raise GudaError(
@@ -66,14 +67,18 @@ def unlearn(
     settings = _preset(model).settings(operator) | settings
     if operator == "posterior":
         return rule_bank(model, data, parse_config(RuleConfig, settings, operator), groups)
-    config = parse_config(OPERATORS[operator].Config, settings, operator)
+    cls = OPERATORS[operator]
+    if cls.from_start:
+        raise GudaError("operator-needs-run", f"{operator} begins at a pretrained start, which a run has; use a run")
+    config = parse_config(cls.Config, settings, operator)
     chosen = data.groups.leaf_names if groups is None else tuple(groups)
     check_groups(operator, data.groups, chosen)
     made = {
         group: unlearn_group(model, data, group, operator, config, conditional=conditional, prompts=prompts)
-        for group in chosen
+        for group in (*chosen, *((CONTROL,) if cls.coupled else ()))
     }
-    return Bank(made, data, None if prompts is None else prompts.training)
+    control = made.pop(CONTROL, None)
+    return Bank(made, data, None if prompts is None else prompts.training, control)
 
 
 def attribute(
@@ -305,3 +310,23 @@ class OpenRun:
         if isinstance(queries, Queries):
             return steps.keep_queries(self.run, queries)
         return steps.choose_or_add_queries(self.run, None if queries is None else str(queries))
+
+
+def show(
+    run: OpenRun | Run | str | Path, picture: str, method: str | None = None, queries: str | None = None,
+    evidence: bool = True,
+) -> Card:  # fmt: skip
+    """The card of one scored picture, as the report has it: verdict, bars with intervals, and the evidence (map, with
+    and without the first group, nearest images), which is computed unless it is there or `evidence` is False.
+    A notebook draws it; `print` gives the verdict."""
+    from guda import steps
+    from guda.report.content import Content
+    from guda.report.exhibit import choose_view
+    from guda.report.single_card import Card, single_card
+    from guda.run.run import Run
+
+    opened = run if isinstance(run, OpenRun) else OpenRun(run if isinstance(run, Run) else Run.open(run))
+    content = Content.read(opened.run, steps.choose_queries(opened.run, queries))
+    found = single_card(content, choose_view(content, method), picture, opened._work if evidence else None)
+    assert isinstance(found, Card)
+    return found

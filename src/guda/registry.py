@@ -85,7 +85,7 @@ class Registry(Mapping[str, T]):
             known, code = sorted(self), f"{self.kind}-unknown"
             raise GudaError(
                 code,
-                f"unknown {self.kind} {name!r}; known: {', '.join(known)}{suggestion(name, known)}",
+                f"unknown {self.kind} {name!r}{suggestion(name, known)}; known: {', '.join(known)}",
             )
         return self[name]
 

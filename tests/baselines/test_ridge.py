@@ -149,7 +149,9 @@ def test_what_the_ridge_is_in_each_convention() -> None:
     assert effective(3.0, "raw_gaussian", rows, found) == 3.0 / 8
     assert effective(3.0, "per_n", rows, found) == 120.0
     assert effective(3.0, "trace", rows, found) == pytest.approx(3.0 * phi.square().sum().item() / 8)
+    assert effective(3.0, "norm", rows, found) == pytest.approx(3.0 * phi.square().sum(dim=1).mean().item())
     dual = Rows.of(phi[:5])
+    assert effective(3.0, "norm", dual, gram(dual)) == pytest.approx(3.0 * phi[:5].square().sum(dim=1).mean().item())
     assert effective(1.0, "trace", dual, gram(dual)) == pytest.approx(phi[:5].square().sum().item() / 8)
 
 

@@ -5,7 +5,10 @@ What should be shown is computed from the run's score files, not from what the p
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,9 @@ from guda.scoring.scores import Scores
 from guda.table import decimals, measured
 from waiting import wait_for
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from report_links import landings
+
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
@@ -39,17 +45,40 @@ def scores_of(run: Run, queries: str, method: str) -> Scores:
     return Scores.read(run.path("scores", queries, f"{method}.parquet"))
 
 
+def pages(page: Page) -> Iterator[None]:
+    """Every page of what is found, from the first; back on the first at the end."""
+    links = page.locator(".pager").first.locator("a:visible")
+
+    def turn(text: str) -> bool:
+        wanted = links.filter(has_text=re.compile(f"^{text}$"))
+        found = wanted.count() > 0
+        if found:
+            wanted.click()
+        return found
+
+    turn("1")
+    yield
+    while turn("\u203a"):
+        yield
+    turn("1")
+
+
 def shown(page: Page) -> list[str]:
-    """Ids of the pictures that are not filtered away, in their order, scrolled to or not."""
-    return [text.strip() for text in page.locator("#cards > .card:visible h3").all_text_contents()]
+    """Ids of the pictures that are not filtered away, in their order, over all pages."""
+    found: list[str] = []
+    for _ in pages(page):
+        here = [text.strip() for text in page.locator("#cards > .card:visible h3").all_text_contents()]
+        assert len(here) <= 24
+        found += here
+    return found
 
 
 def verdicts(page: Page) -> dict[str, str]:
-    """The kind of verdict of every visible picture, by its id."""
+    """The kind of verdict of every picture that is not filtered away, by its id."""
     script = """cards => cards.filter(c => c.checkVisibility()).map(c => [
         c.querySelector("h3").textContent.trim(),
         [...c.querySelector(".verdict").classList].filter(x => x !== "verdict").join(" ")])"""
-    return dict(page.locator("#cards > .card").evaluate_all(script))
+    return {k: v for _ in pages(page) for k, v in page.locator("#cards > .card").evaluate_all(script)}
 
 
 def bars(page: Page, picture: str) -> list[tuple[str, str]]:
@@ -79,7 +108,13 @@ def method_option(page: Page, method: str) -> str:
 
 
 def count(page: Page, n: int, of: int) -> None:
-    assert page.locator("#count").inner_text() == (f"All {n} pictures" if n == of else f"{n} of {of} pictures")
+    text = page.locator("#count").inner_text()
+    if n <= 24:
+        assert text == (f"All {n} pictures" if n == of else f"{n} of {of} pictures")
+    elif n == of:
+        assert text == f"1 to 24 of {n} pictures"
+    else:
+        assert text == f"{n} of {of} pictures match; 1 to 24 of them"
 
 
 @pytest.fixture
@@ -103,9 +138,8 @@ def test_it_opens_from_a_file_and_asks_nobody(opened: Page, watch: Any, scored_r
     count(opened, 12, 12)
     for q, picture in enumerate(retrack.queries):
         assert [name for name, _ in bars(opened, picture)] == ranked(retrack, q)
-    for image in opened.locator("#cards img").all():
-        image.scroll_into_view_if_needed()
-        opened.wait_for_function("i => i.complete && i.naturalWidth > 0", arg=image.element_handle())
+    for use in opened.locator("#cards .head .pic use").evaluate_all("all => all.map(u => u.getAttribute('href'))"):
+        assert opened.locator(f"{use} image").get_attribute("href").startswith("data:image/png;base64,")  # type: ignore[union-attr]
     watch.quiet()
 
 
@@ -163,7 +197,7 @@ def test_filters_by_first_group_by_verdict_and_by_words(page: Page, made_up: Run
     assert shown(page) == []
     assert page.locator("#nothing").is_visible()
     page.locator("#nothing button").click()
-    until(page, "document.querySelector('#count').textContent.startsWith('All')")  # drawn after its event
+    until(page, "document.querySelector('#count').textContent.startsWith('1 to 24')")
     count(page, 30, 30)
     watch.quiet()
 
@@ -177,7 +211,6 @@ def test_a_foreign_picture_names_no_group(page: Page, watch: Any, tmp_path: Path
         scores = scores_of(run, MADE_UP, method)
         replace(scores, origins=origins * 2).write(run.path("scores", MADE_UP, f"{method}.parquet"))
     page.goto(write_report(run, MADE_UP).as_uri())
-    page.add_style_tag(content=".card { content-visibility: visible !important }")  # cards out of sight have no text
     cards = page.locator("#cards > .card")
     for method in METHODS:
         page.select_option("#method", method_option(page, method))
@@ -246,7 +279,7 @@ def test_wide_tables_scroll_by_themselves(page: Page, scored_run: Run, tmp_path:
     run = type(scored_run).open(tmp_path / "run")
     steps.health(run, ["retrack"], Inline())
     page.set_viewport_size({"width": 390, "height": 900})
-    page.goto(write_report(run, SET).as_uri())
+    page.goto(write_report(run, SET).as_uri() + "#health")  # which unfolds it
     assert page.locator(".heat").first.evaluate("e => e.scrollWidth") > 340
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
@@ -278,7 +311,8 @@ def test_it_can_be_used_by_keyboard_alone(page: Page, made_up: Run, watch: Any) 
         if control == "sort":
             page.keyboard.press("End")
             assert page.locator("#sort").input_value() == "margin"
-            assert shown(page) != list(scores.queries)
+            first = page.locator("#cards > .card:visible h3").first.inner_text()
+            assert first == scores.queries[int(np.argmax(np.diff(np.sort(scores.score, axis=1)[:, -2:], axis=1)))]
         elif control == "group":
             page.keyboard.type("style 3")
             until(page, "document.querySelector('#group').selectedOptions[0].text === 'style 3'")
@@ -287,29 +321,175 @@ def test_it_can_be_used_by_keyboard_alone(page: Page, made_up: Run, watch: Any) 
             page.keyboard.press("Home")
         elif control == "search":
             page.keyboard.type("0007")
-            assert shown(page) == ["picture-0007"]
+            assert shown(page) == ["picture-0007"]  # one page: nothing else takes the focus
         elif control == "reset":
             page.keyboard.press("Enter")
-            until(page, "document.querySelector('#count').textContent.startsWith('All')")
+            until(page, "document.querySelector('#count').textContent.startsWith('1 to 24')")
             assert shown(page) == list(scores.queries)
     watch.quiet()
 
 
-def test_on_paper_there_are_no_controls_and_nothing_is_folded(page: Page, made_up: Run, tmp_path: Path) -> None:
+def test_paper_is_a_document_of_a_sane_length(page: Page, made_up: Run, tmp_path: Path) -> None:
     page.goto(made_up.path("report.html").as_uri())
     assert page.locator("#controls").is_visible()
-    closed = page.locator("details:not([open])").count()
-    assert closed > 0
-    page.evaluate("window.opened = 0; addEventListener('beforeprint', () => { window.opened += 1 })")
+    assert page.locator("details.expert:not([open])").count() > 0
     paper = page.pdf(path=tmp_path / "report.pdf")
-    assert paper.startswith(b"%PDF")
-    assert page.evaluate("window.opened") == 1
-    assert page.locator("details:not([open])").count() == 0
+    assert len(re.findall(rb"/Type\s*/Page\b", paper)) <= 20  # 24 pictures, ten groups, every table
+    assert page.locator("details.expert:not([open]), details.table:not([open])").count() == 0
     page.emulate_media(media="print")
-    for hidden in ("#controls", "nav", "#count"):
+    for hidden in ("#controls", "nav", ".sorter"):
         assert not page.locator(hidden).first.is_visible()
-    assert page.locator("#cards .card").first.is_visible()
+    assert page.locator("#cards .card:visible").count() == 24
+    assert page.locator("#count").inner_text() == "1 to 24 of 30 pictures"  # paper says what it leaves out
     assert brightness(page, "body") > 0.9
+
+
+# ---- the answer first, and links that land ------------------------------------------------------------------------
+
+SIZES = [(1280, 900), (390, 844)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_first_screen_is_the_answer(page: Page, scored_run: Run, report: Path, size: tuple[int, int]) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.goto(report.as_uri())
+    tiles = page.locator("#answers li")
+    assert 3 <= tiles.count() <= 6
+    box = tiles.first.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < size[1]
+    scores, oracle = (scores_of(scored_run, SET, m) for m in ("retrack", "logo"))
+    for tile in tiles.all():
+        picture = tile.locator("a").get_attribute("href").removeprefix("#")  # type: ignore[union-attr]
+        q = scores.queries.index(picture)
+        text = tile.inner_text()
+        first = ranked(scores, q)[0]
+        assert printed(scores, q)[0] in text
+        assert "nats" in text
+        assert first in text
+        assert ("retraining agrees" in text) == (ranked(oracle, q)[0] == first)
+    order = page.evaluate("[...document.querySelectorAll('header, main > section, main > details')].map(e => e.id)")
+    assert order[:5] == ["", "groups", "limits", "pictures", "trust"]  # limits before the pictures, experts last
+    assert page.locator("details.expert[open]").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_link_lands(page: Page, made_up: Run, watch: Any, size: tuple[int, int], scheme: Any) -> None:
+    """On other pages of pictures, filtered away or folded: the target is at the top of the window."""
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.goto(made_up.path("report.html").as_uri())
+    found = landings(page)
+    assert len(found) > 45
+    assert {link: off for link, off in found.items() if not abs(off) <= 40} == {}
+    watch.quiet()
+
+
+def test_a_permalink_lands_when_it_is_opened_afresh(page: Page, made_up: Run) -> None:
+    address = made_up.path("report.html").as_uri()
+    for place in ("picture-0029", "picture-0003", "group-style-4", "provenance", "cost"):
+        page.goto("about:blank")
+        page.goto(f"{address}#{place}")
+        until(page, f"Math.abs(document.getElementById('{place}').getBoundingClientRect().top) <= 40")
+        assert page.locator(f"#{place}").is_visible()
+    page.goto("about:blank")
+    page.goto(f"{address}#picture-0029")
+    assert page.locator(".pager b").first.inner_text() == "2"
+    page.reload()
+    until(page, "Math.abs(document.getElementById('picture-0029').getBoundingClientRect().top) <= 40")
+
+
+def test_what_is_chosen_is_in_the_address(page: Page, made_up: Run) -> None:
+    page.goto(made_up.path("report.html").as_uri())
+    page.select_option("#method", method_option(page, "logo"))
+    page.select_option("#sort", "margin")
+    page.select_option("#kind", "stands-out")
+    before, address = shown(page), page.url
+    assert "method=logo" in address
+    page.goto("about:blank")
+    page.goto(address)
+    assert shown(page) == before
+    assert page.locator("#sort").input_value() == "margin"
+    page.goto(made_up.path("report.html").as_uri() + "#pictures&sort=nonsense&method=none&group=%zz&page=99")
+    assert len(shown(page)) == 30  # what is not known is ignored
+    page.locator(".pager").first.locator("a", has_text="2").click()
+    assert "page=2" in page.url
+    page.go_back()
+    until(page, "document.querySelector('.pager b').textContent === '1'")
+    page.select_option("#kind", "close")
+    place = next(q for q, k in enumerate(["stands-out", "close", "nothing"] * 10) if k != "close")
+    page.evaluate(f"location.hash = 'picture-{place:04d}'")  # a filter that hides it gives way
+    until(page, f"document.getElementById('picture-{place:04d}').checkVisibility()")
+
+
+def test_search_by_group_and_everything_attributed_to_it(page: Page, made_up: Run, watch: Any) -> None:
+    page.goto(made_up.path("report.html").as_uri())
+    scores = scores_of(made_up, MADE_UP, "retrack")
+    first = [ranked(scores, q)[0] for q in range(30)]
+    for text in ("style 3", "group:style"):
+        page.fill("#search", text)
+        wanted = [q for q, f in zip(scores.queries, first, strict=True) if text == "style 3" and f == text]
+        assert shown(page) == wanted
+    page.fill("#search", "")
+    page.evaluate("location.hash = 'group-style-3'")
+    until(page, "document.getElementById('group-style-3').open")
+    listed = page.locator("#group-style-3 .attributed li")
+    best = sorted((q for q in range(30) if first[q] == "style 3"), key=lambda q: -scores.score[q].max())
+    assert listed.locator("small").all_inner_texts() == [scores.queries[q] for q in best]
+    listed.first.locator("a").click()
+    until(page, f"location.hash === '#{scores.queries[best[0]]}'")
+    assert page.locator(f"#{scores.queries[best[0]]}").is_visible()
+    watch.quiet()
+
+
+def test_columns_can_be_sorted(page: Page, made_up: Run) -> None:
+    page.goto(made_up.path("report.html").as_uri())
+    page.locator("summary", has_text="All groups as a table").click()
+    head = page.locator("table.groups thead th")
+    column = [text.split(" \u2195")[0] for text in head.all_inner_texts()].index("first for")
+    head.nth(column).locator("button").click()
+    cells = page.locator(f"table.groups tbody tr td:nth-child({column + 1})").all_inner_texts()
+    numbers = [int(text.split()[0]) for text in cells]
+    assert numbers == sorted(numbers, reverse=True)
+    assert head.nth(column).get_attribute("aria-sort") == "descending"
+    head.first.locator("button").click()
+    names = page.locator("table.groups tbody th").all_inner_texts()
+    assert names == sorted(names)
+    page.select_option("#order", "name")
+    assert page.locator(".group > summary > b").all_inner_texts() == [f"style {g}" for g in range(10)]
+
+
+def test_no_line_crosses_a_label(page: Page, scored_run: Run, report: Path) -> None:
+    """In the figures of agreement, labels and lines have places of their own."""
+    for width, _ in SIZES:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(report.as_uri())
+        crossed = page.evaluate("""() => {
+            const all = (s) => [...document.querySelectorAll(s)].map(e => e.getBoundingClientRect());
+            const boxes = (s) => all(s).filter(r => r.width && r.height);
+            const labels = boxes(".dot-row > span, .mark-row div span"), lines = boxes(".line");
+            return [labels.length, lines.length, labels.filter(a => lines.some(b =>
+                a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length];
+        }""")
+        assert crossed[0] > 3
+        assert crossed[1] > 1
+        assert crossed[2] == 0
+
+
+@pytest.mark.parametrize(("code", "title"), [("de", "Welche Trainingsbilder"), ("fr", "Quelles images")])
+def test_another_language_says_the_same_after_switching(
+    page: Page, scored_run: Run, watch: Any, tmp_path: Path, code: str, title: str
+) -> None:
+    page.goto(write_report(scored_run, SET, out=tmp_path / "report.html", language=code).as_uri())
+    assert title in page.inner_text("h1")
+    before = page.locator("#cards").inner_text()
+    for method in ("logo", "retrack"):
+        page.select_option("#method", method_option(page, method))
+    assert page.locator("#cards").inner_text() == before
+    assert page.locator("html").get_attribute("lang") == code
+    watch.quiet()
 
 
 # ---- colours ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from tinyrun import SET as TINY
 from tinyrun import Inline, copy_run
 
 from guda import steps
+from guda.report.card_evidence import gather_examples
+from guda.report.content import Content
 from guda.report.page import write_report
 from guda.report.same_noise import draw_missing
 from guda.scoring.scores import Scores
@@ -16,6 +18,7 @@ from guda.scoring.scores import Scores
 def opened(tmp_path_factory, browser, a_watch):
     run = copy_run(tmp_path_factory.mktemp("browser") / "run")
     draw_missing(run, steps.scored_methods(run, TINY), Inline())
+    gather_examples(Content.read(run, TINY), [0], Inline())
     file = write_report(run, TINY)
     page, watch = browser.new_page(), a_watch()
     watch.on(page)
@@ -32,22 +35,16 @@ def test_switching_the_method_switches_everything_on_the_card(opened):
         page.select_option("#method", str(number))
         scores = Scores.read(run.path("scores", TINY, f"{method['id']}.parquet"))
         g = int(scores.score[0].argmax())
-        card = page.locator("#q0")
+        card = page.locator(".card").first
         assert card.locator(".bars bdi").first.text_content() == scores.groups[g]
-        drawn = data["drawings"]["methods"].get(method["id"])
-        assert card.locator(".drawn").is_visible() == (drawn is not None)
         assert card.locator(".odds").is_visible() == (scores.p_first is not None)
-        if drawn is not None:
-            used = card.locator(".drawn use").evaluate_all("found => found.map((u) => u.getAttribute('href').slice(1))")
-            assert used == [*drawn["full"], *drawn["without"][g]]
-            assert f"{method['id']}" in page.locator("#tally").text_content().lower()
+        assert card.locator(".evidence").is_visible() == (number == data["main"])  # it is of that method's first group
+        assert f"{method['id']}" in page.locator("#tally").text_content().lower()
     page.click("button[type=reset]")
 
 
 def test_the_filter_finds_each_verdict_and_the_counts_agree(opened):
     run, page = opened
-    from guda.report.content import Content
-
     counts = Content.read(run, TINY).view.counts()
     for kind, n in counts.items():
         page.select_option("#kind", kind)
@@ -64,6 +61,6 @@ def test_the_filter_finds_each_verdict_and_the_counts_agree(opened):
 def test_sorting_is_by_the_shown_score(opened):
     run, page = opened
     page.select_option("#sort", "top")
-    shown = page.locator(".card").evaluate_all("found => found.map((c) => +c.id.slice(1))")
-    first = Scores.read(run.path("scores", TINY, "retrack.parquet")).score.max(axis=1)
-    assert shown == sorted(range(len(first)), key=lambda q: -first[q])
+    scores = Scores.read(run.path("scores", TINY, "retrack.parquet"))
+    shown = page.locator(".card").evaluate_all("found => found.map((c) => c.id)")
+    assert shown == [scores.queries[q] for q in sorted(range(12), key=lambda q: -scores.score[q].max())]

@@ -149,7 +149,7 @@ def test_the_placebo_line_and_its_verdict(run):
         ends = [0, line, *scores.lo[q], *scores.hi[q]]
         place = 100 * (line - min(ends)) / (max(ends) - min(ends))
         assert float(style.split("--null:")[1].rstrip("%")) == pytest.approx(place, abs=0.01)
-    assert "leakage" not in page.text  # no matrix was measured
+    assert "Diagonal: forgetting" not in page.text  # no matrix was measured
 
 
 def test_a_null_of_another_method_is_there_for_switching(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from tinyrun import GROUPS, Inline, copy_run
 from tinyrun import SET as TINY
 
+import guda
 from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.intervals import clopper_pearson
+from guda.report.card_evidence import gather_examples
 from guda.report.cards import MethodView
 from guda.report.content import Content
 from guda.report.export import COLUMNS, SCHEMA, find_browser, to_json, write_csv, write_json_report
 from guda.report.page import render, report_path, write_report
+from guda.report.picture_cards import examples
+from guda.report.places import places
 from guda.report.same_noise import draw_missing, drawing_tasks
 from guda.scoring.origin import Origin
 from guda.scoring.scores import Scores
@@ -70,7 +75,7 @@ def test_a_calibrated_answer_set_stands_in_place_of_probabilities(tmp_path):
     text = Page(html).text
     assert f"retraining puts one of these groups first (95 % of pictures): {EVIL}, b & c" in text
     assert validation in text
-    assert ">99" not in text.split("Every picture")[-1]
+    assert ">99" not in text.split("Every picture")[-1].split("How far to trust it")[0]
     data = {m["id"]: m for m in embedded(html)["methods"]}["retrack"]
     assert data["odds"] == [[[0, None], [1, None]], [[1, None]]]
     assert [v[3] for v in data["verdicts"]] == [validation] * 2
@@ -94,7 +99,7 @@ def test_a_foreign_picture_counts_for_no_claim(tmp_path):
     assert [s.claim for s in kinds] == ["stands-out"]
     assert content.claims(content.view)[1][1] == -1
     text = Page(render(run, SET)).text
-    assert "1 is not a picture of this model" in text
+    assert "1 not made by this model" in text
     assert "fewer than 1 % of its own pictures are as unusual; no attribution" in text
 
 
@@ -151,7 +156,7 @@ def test_all_methods_side_by_side_without_javascript(tmp_path):
     run = odds_run(tmp_path / "run", [[0.9, 0.1, 0.0]], [1])
     html = render(run, SET)
     table = html.split('<details class="methods">')[1].split("</details>")[0]
-    assert "0 of 1 method ranks the same group first as retraining" in table
+    assert "0 of 1 methods rank the same group first as retraining" in table
     cells = [line for line in table.splitlines() if line.startswith("<tr><th>") and "<td" in line]
     assert [c.count("<td") for c in cells] == [3, 3]
     assert '<td class="o">b &amp; c' in cells[0].partition("logo")[2].partition("<td>")[0]
@@ -183,31 +188,68 @@ def test_drawings_are_paid_once_and_follow_the_first_group(tmp_path):
     assert len(engine.ran) == 2 * (1 + len(GROUPS))  # retrack and logo; similarity draws nothing
     assert not [t for t in drawing_tasks(run, ["retrack", "logo"]) if not t.done(run)]
     html = write_report(run, TINY).read_text()
-    data = embedded(html)
-    drawn = data["drawings"]["methods"]
-    assert set(drawn) == {"retrack", "logo"}
-    rows = [row for d in drawn.values() for row in (d["full"], *d["without"])]
-    assert html.count("<symbol") == len({id for row in rows for id in row} | _exemplars(html))
-    retrack = Scores.read(run.path("scores", TINY, "retrack.parquet"))
-    for q, card in enumerate(html.split('<li class="card ')[1:]):
-        shown = card.split('<div class="drawn"')[1].split("</div></div>")[0]
-        g = int(retrack.score[q].argmax())
-        assert f"without <bdi>{GROUPS[g]}</bdi>" in shown
-        used = [part.split('"')[0] for part in shown.split('href="#')[1:]]
-        assert used == [*drawn["retrack"]["full"], *drawn["retrack"]["without"][g]]
+    section = html.split('id="drawings"')[1].split('id="cost"')[0]
+    used = re.findall(r'<use href="#(x\d+)"/>', section)
+    assert len(used) == 2 * 4 * (1 + len(GROUPS))  # retrack and the oracle, four noises each
+    ids = re.findall(r'<symbol id="(x\d+)"', html)
+    assert len(ids) == len(set(ids))
+    assert set(used) <= set(ids)
     assert "or its pictures were not drawn: similarity-pixel." in Page(html).text
     assert write_report(run, TINY).read_text() == html
 
 
-def _exemplars(html: str) -> set[str]:
-    groups = html.split('<section id="groups"')[1].split("</section>")[0]
-    return {part.split('"')[0] for part in groups.split('href="#')[1:]}
+def test_evidence_is_on_the_cards_that_have_it(tmp_path):
+    run = copy_run(tmp_path / "run")
+    content = Content.read(run, TINY)
+    assert "evidence" not in render(run, TINY).split("<body")[1].split("<script")[0]
+    first = examples(content.view)
+    assert 3 <= len(first) <= 6
+    engine = Inline()
+    gather_examples(content, first, engine)
+    assert engine.ran
+    html = render(run, TINY)
+    cards = html.split('<li class="card ')[1:]
+    assert [q for q, card in enumerate(cards) if '<div class="evidence">' in card] == sorted(first)
+    group = content.view.scores.groups[int(content.view.order[first[0], 0])]
+    assert f"nearest training images of group {group}" in cards[first[0]]
+    again = Inline()
+    gather_examples(content, first, again)
+    assert again.ran == []
+    shown = guda.show(run, content.queries.ids[first[0]])
+    assert str(shown) == f"{content.queries.ids[first[0]]}: {content.view.verdicts[first[0]].text}"
+    assert '<div class="evidence">' in shown._repr_html_()
+    other = guda.show(run.root, content.queries.ids[1], method="similarity-pixel")
+    assert '<div class="evidence">' not in other.html
+    ids = [set(re.findall(r'<symbol id="([^"]+)"', card.html)) for card in (shown, other)]
+    assert not ids[0] & ids[1]  # two cards in one notebook
+
+
+def test_the_first_pictures_are_not_chosen_by_score(tmp_path):
+    run = make_run(tmp_path / "run", n=8)
+    plain = add_scores(run, "retrack")
+    score = np.zeros((8, 3))
+    for q, g in enumerate((1, 1, 0, None, 0, 2, None, 1)):
+        if g is not None:
+            score[q, g] = 10 + q
+    score[6] = [9.0, 9.5, 0.0]
+    made = Scores("retrack", "nats", "ELBO", plain.queries, plain.groups, score, 240, lo=score - 1, hi=score + 1)
+    assert examples(MethodView(made, (4, 8, 2), "")) == [0, 2, 5, 6, 3]  # a group each, then close, then nothing
+
+
+def test_places_are_unique_and_land():
+    names = ["s1-00287", "a b", "a-b", 'q<"1', "groups", "x12", "group-5", "", "é", "a b"]
+    found = places(names)
+    assert found[0] == "s1-00287"
+    assert len(set(found)) == len(names)
+    assert not set(found) & {"groups", "x12", "group-5"}
+    assert all(re.fullmatch(r"[\w.-]+", place) for place in found)
+    assert places(["Monet", "van Gogh"], "group-") == ["group-Monet", "group-van-Gogh"]
 
 
 def test_cost_of_a_real_run_is_told_per_method(tmp_path):
     run = copy_run(tmp_path / "run")
     text = Page(render(run, TINY)).text
-    section = text.split("What it cost")[1].split("What this cannot show")[0]
+    section = text.split("What it cost")[1].split("hashes, versions")[0]
     for method in steps.scored_methods(run, TINY):
         assert method in section
     assert "not recorded" not in section

@@ -18,6 +18,7 @@ from guda.diffusion.training import train
 from guda.errors import GudaError
 from guda.unlearning.operators.retrack import Posterior, Retrack, RetrackConfig
 from guda.unlearning.unlearn import OPERATORS, Batch, Operator, UnlearnConfig, unlearn_group, window_range
+from refusals import refused
 
 WINDOW = (0.15, 0.9)
 
@@ -172,11 +173,11 @@ def test_windows_are_fractions_of_the_schedule() -> None:
     assert window_range((0.5, 0.975), 4000) == (2000, 3900)  # the paper's
 
 
-def test_conditional_models_are_refused_and_anchors_are_named(
+def test_whole_classes_are_refused_and_anchors_are_named(
     make_unet: Callable[..., Any], make_images: Callable[..., ImageData]
 ) -> None:
     teacher = Denoiser.from_module(make_unet(num_class_embeds=2), make_scheduler("linear:50"))
-    with pytest.raises(GudaError, match="retrack is not defined for conditional models, use anchors-weighted"):
+    with refused("operator-model-unsupported", "anchors-weighted"):
         unlearn_group(teacher, make_images({"a": 4, "b": 4}, size=8), "a", "retrack", config())
 
 

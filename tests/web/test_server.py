@@ -1,11 +1,13 @@
 """The app as a server, without a browser: its HTTP API, its manners, and what the command line refuses.
 
-The guard, without Gradio: who is let in, and what is never passed on.
+The guard, without the app: who is let in, and what is never passed on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import os
 import re
 import socket
@@ -13,7 +15,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,12 @@ from tinyrun import SET, copy_run
 from uploads import grey, png_header
 
 from guda.errors import GudaError
-from guda.web.access import Attempts, Token, check_exposure, link, make_token, parse_auth
-from guda.web.app import sheet
-from guda.web.ask import BUDGET, FIRST, OWN, THREE, rule_of
-from guda.web.guard import BODY, UPLOADS, Guard
+from guda.web.access import Attempts, Login, Token, check_exposure, link, make_token, parse_auth
+from guda.web.guard import BODY, FORM, UPLOADS, Guard
+from guda.web.question import prompts_of, rule_of
 from guda.web.server import free
 from guda.web.service import Service
-from guda.web.upload_folder import BLOCK, UploadFolder, holding, upload_folder
+from guda.web.upload_folder import UploadFolder, upload_folder
 from waiting import wait_for
 
 SECRET = "token-of-these-tests"
@@ -43,18 +43,18 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-needs_gradio = pytest.mark.e2e  # `make test-e2e` installs it
+needs_web = pytest.mark.e2e  # `make test-e2e` installs FastAPI
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pytest.importorskip("gradio")
+    pytest.importorskip("fastapi")
     import uvicorn
 
     from guda.web.server import web_app
 
     root = tmp_path_factory.mktemp("served")
-    os.environ["GRADIO_TEMP_DIR"] = str(root / "uploads")
+    (root / "uploads").mkdir()
     service, port = Service(copy_run(root / "run").root), free_port()
     service.warm()
     app = web_app(service, root, "127.0.0.1", port, None, SECRET, UploadFolder(root / "uploads", 2**20))
@@ -69,7 +69,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     service.close()
 
 
-@needs_gradio
+@needs_web
 def test_the_example_of_the_docs_runs(address: str, tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert code is not None
@@ -92,52 +92,95 @@ def test_the_example_of_the_docs_runs(address: str, tmp_path: Path) -> None:
     assert set(board) == {SET}  # type: ignore[call-overload]
 
 
-@needs_gradio
-def test_the_api_refuses_with_the_same_line(address: str, tmp_path: Path) -> None:
-    from gradio_client import Client, handle_file
+def post(address: str, content: bytes | None, **fields: str) -> Any:
+    import httpx
 
-    client = Client(address, headers=BEARER, verbose=False)
-    bomb = tmp_path / "bomb.png"
-    bomb.write_bytes(png_header(10_000, 10_000))
-    asked = {"prompt": "", "rule": "top1@0.95", "method": ""}
-    with pytest.raises(Exception, match="100 megapixels"):
-        client.predict(handle_file(str(bomb)), **asked, api_name="/attribute")
-    with pytest.raises(Exception, match="takes no prompt"):
-        client.predict(handle_file(str(grey(tmp_path / "p.png"))), **(asked | {"prompt": "a"}), api_name="/attribute")
-    with pytest.raises(Exception, match="no stored result"):
-        client.predict("../run", "", "", "", api_name="/result")
-    note = client.predict(handle_file(str(grey(tmp_path / "q.png", (16, 16)))), **asked, api_name="/attribute")["note"]
+    files = None if content is None else {"picture": ("p.png", content)}
+    return httpx.post(f"{address}/api/attribute", files=files, data=fields, headers=BEARER, timeout=600)
+
+
+@needs_web
+def test_the_api_refuses_with_the_same_line(address: str, tmp_path: Path) -> None:
+    import httpx
+
+    said = post(address, png_header(10_000, 10_000))
+    assert (said.status_code, said.json()["code"]) == (400, "upload-pixels-too-many")
+    assert "100 megapixels" in said.json()["message"]
+    assert post(address, grey(tmp_path / "p.png").read_bytes(), prompt="a").json()["code"] == "prompts-unexpected"
+    assert post(address, None, picture="x").json()["code"] == "image-not-given"
+    assert post(address, b"", rule="top1@0.95").json()["code"] == "upload-empty"
+    said = httpx.get(f"{address}/api/result", params={"result": "../run"}, headers=BEARER)
+    assert (said.status_code, said.json()["code"]) == (404, "result-unknown")
+    note = post(address, grey(tmp_path / "q.png", (16, 16)).read_bytes()).json()["note"]
     assert "16 x 16" in note
 
 
-@needs_gradio
+@needs_web
 def test_a_path_or_an_address_is_no_upload(address: str, tmp_path: Path) -> None:
     """Or anybody could read pictures of this machine, and make it fetch what they like."""
+    path = grey(tmp_path / "private.png")
+    for told in (str(path), f"file://{path}", f"{address}/app.js", "http://example.org/picture.png"):
+        assert post(address, None, picture=told).json()["code"] == "image-not-given", told
+
+
+@needs_web
+def test_no_address_makes_a_path(address: str) -> None:
     import httpx
 
-    path = grey(tmp_path / "private.png")
-    for told in (str(path), f"file://{path}", f"{address}/favicon.ico", "http://example.org/picture.png"):
-        body = {"data": [{"path": told, "meta": {"_type": "gradio.FileData"}}, "", "top1@0.95", ""]}
-        event = httpx.post(f"{address}/gradio_api/call/attribute", json=body, headers=BEARER).json()["event_id"]
-        said = httpx.get(f"{address}/gradio_api/call/attribute/{event}", headers=BEARER, timeout=600).text
-        assert said.startswith("event: error"), told
-        assert "upload" in said or "not an address or a path" in said, said
+    for path in ("/picture?set=../data&id=0", "/picture?set=samples-s0-n12-t4&id=../../run.json", "/stored?set=..",
+                 "/result?result=..%2F..", "/watch?result=..", "/events?result=x",
+                 "/events?result=samples-s0-n12-t4", "/watch?result=samples-s0-n12-t4",
+                 "/compare?left=result%3Dx&right=",
+                 "/batch?list=../x"):  # fmt: skip
+        assert httpx.get(f"{address}{path}", headers=BEARER).status_code == 404, path
+    for path in ("/static/../run.json", "/..%2frun.json", "/openapi.json", "/docs"):
+        assert httpx.get(f"{address}{path}", headers=BEARER).status_code == 404, path
 
 
-@needs_gradio
+@needs_web
+def test_a_refused_upload_leaves_nothing(address: str, tmp_path: Path) -> None:
+    import httpx
+
+    uploads = next(p for p in tmp_path.parent.glob("served*/uploads"))
+    before = httpx.get(f"{address}/api/results", headers=BEARER).json()
+    for data in (b"x" * 300_000, png_header(20_000, 20_000), b"\x89PNG\r\n\x1a\n"):
+        assert post(address, data).status_code == 400
+        assert list(uploads.iterdir()) == []
+    assert post(address, b"x" * 600_000).status_code == 413  # twice its length is more than the megabyte of these tests
+    assert httpx.get(f"{address}/api/results", headers=BEARER).json() == before
+
+
+@needs_web
 def test_headers_and_page_name_no_other_server(address: str) -> None:
     import httpx
 
     assert httpx.get(address).status_code == 401
     with httpx.Client(follow_redirects=True) as visitor:
         page = visitor.get(address, params={"token": SECRET})
-        assert page.status_code == visitor.get(f"{address}/config").status_code == 200
+        assert page.status_code == visitor.get(f"{address}/app.js").status_code == 200
     assert SECRET not in str(page.url)
     policy = page.headers["content-security-policy"]
     assert "http" not in policy
+    assert "default-src 'none'" in policy
     assert "connect-src 'self'" in policy
+    assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]
     loaded = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"(https?:)?//", page.text)
-    assert not [url for url in loaded if address not in url]
+    assert not loaded
+    assert "<script>" not in page.text
+
+
+@needs_web
+def test_the_language_is_the_browsers(address: str) -> None:
+    import httpx
+
+    titles = []
+    for said in ("en", "de-DE,de;q=0.9,en;q=0.8", "fr", "ja, fr;q=0.2"):
+        page = httpx.get(address, headers=BEARER | {"accept-language": said})
+        titles.append((page.text.partition("<h1>")[2].partition("</h1>")[0], page.text.partition('lang="')[2][:2]))
+    assert [lang for _, lang in titles] == ["en", "de", "fr", "fr"]
+    assert len({title for title, _ in titles}) == 3
+    api = httpx.get(f"{address}/api/results", headers=BEARER | {"accept-language": "de"})
+    assert api.json() == httpx.get(f"{address}/api/results", headers=BEARER).json()
 
 
 def test_auth_as_it_is_written() -> None:
@@ -148,54 +191,42 @@ def test_auth_as_it_is_written() -> None:
             parse_auth(text)
 
 
-@needs_gradio
+@needs_web
 def test_login(tmp_path: Path) -> None:
-    pytest.importorskip("gradio")
+    pytest.importorskip("fastapi")
     from fastapi.testclient import TestClient
 
     from guda.web.server import web_app
 
     service = Service(copy_run(tmp_path / "run").root)
     app = web_app(service, tmp_path, "127.0.0.1", 7860, ("anna", "secret"))
-    client = TestClient(app, base_url="http://guda.example.org")  # a proxy that passes Host on
-    assert client.get("/config").status_code == 401
-    for path in ("/manifest.json", "/openapi.json", "/gradio_api/openapi.json", "/docs"):
-        said = client.get(path)
-        assert (said.status_code in (401, 404)) or said.text == "{}", path
-    assert client.post("/login", data={"username": "anna", "password": "wrong"}).status_code == 400
-    assert client.post("/login", data={"username": "anna", "password": "secret"}).status_code == 200
-    assert client.get("/config").status_code == 200
+    client = TestClient(app, base_url="http://guda.example.org", follow_redirects=False)  # a proxy that passes Host on
+    for path in ("/", "/app.js", "/api/results", "/stored", "/openapi.json", "/docs", "/manifest.json"):
+        assert client.get(path).status_code == 401, path
+    sent = client.get("/stored", headers={"accept": "text/html"})
+    assert (sent.status_code, sent.headers["location"]) == (303, "/login")
+    assert "guda: tiny" not in client.get("/login").text  # the run's name is not for strangers
+    assert client.get("/", params={"token": "x"}).status_code == 401
+    assert client.post("/login", data={"username": "anna", "password": "wrong"}).status_code == 401
+    assert client.get("/api/results", auth=("anna", "wrong")).status_code == 401
+    assert client.get("/api/results", auth=("anna", "secret")).status_code == 200
+    assert client.get("/api/results").status_code == 401
+    assert client.post("/login", data={"username": "anna", "password": "secret"}).status_code == 303
+    assert client.get("/").status_code == 200
 
 
-@needs_gradio
-def test_the_server_fetches_nothing_for_a_stranger(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gradio.routes
-    import httpx
-
-    asked: list[object] = []
-
-    async def fetch(*args: object) -> None:
-        asked.append(args)
-
-    monkeypatch.setattr(gradio.routes, "secure_url_stream_response", fetch)
-    for path in ("file=https://example.org/x", "file%3DHTTPS%3A//example.org/x", "file/http://example.org/x",
-                 "proxy=https://example.org/x", "PROXY%3Dhttps://example.org/x"):  # fmt: skip
-        assert httpx.get(f"{address}/gradio_api/{path}").status_code == 403, path
-    assert not asked
-
-
-@needs_gradio
+@needs_web
 def test_pages_of_other_servers_are_refused(address: str, tmp_path: Path) -> None:
     import httpx
 
     port = address.rpartition(":")[2]
 
     def upload(**headers: str) -> int:
-        files = {"files": grey(tmp_path / "p.png").read_bytes()}
-        return httpx.post(f"{address}/gradio_api/upload", files=files, headers=BEARER | headers).status_code
+        files = {"picture": grey(tmp_path / "p.png").read_bytes()}
+        return httpx.post(f"{address}/ask", files=files, headers=BEARER | headers).status_code
 
-    assert upload() == upload(origin=address) == 200
-    assert upload(host=f"localhost:{port}", origin=f"http://localhost:{port}") == 200
+    assert upload() == upload(origin=address) == 303
+    assert upload(host=f"localhost:{port}", origin=f"http://localhost:{port}") == 303
     for origin in ("https://example.org", "http://127.0.0.1:1", "null"):
         assert upload(origin=origin) == 403, origin
     assert upload(host=f"example.org:{port}", origin=f"http://example.org:{port}") == 403  # DNS rebinding
@@ -203,23 +234,22 @@ def test_pages_of_other_servers_are_refused(address: str, tmp_path: Path) -> Non
 
 
 def test_rules_behind_the_choices() -> None:
-    assert rule_of(FIRST, None, "") == "top1@0.95"
-    assert rule_of(THREE, None, "") == "top3@0.9"
-    assert rule_of(BUDGET, 500.0, "") == "budget=500"
-    assert rule_of(OWN, None, " top2@0.99,budget=9 ") == "top2@0.99,budget=9"
-    for bad in ((BUDGET, None, ""), (BUDGET, 0, ""), (OWN, None, ""), (OWN, None, "../x")):
+    assert rule_of("first", "", "") == "top1@0.95"
+    assert rule_of("three", "", "") == "top3@0.9"
+    assert rule_of("budget", "500", "") == "budget=500"
+    assert rule_of("own", "", " top2@0.99,budget=9 ") == "top2@0.99,budget=9"
+    for bad in (("budget", "", ""), ("budget", "0", ""), ("budget", "5.5", ""), ("own", "", ""), ("own", "", "../x")):
         with pytest.raises(GudaError):
             rule_of(*bad)
 
 
-def test_one_style_for_report_and_app() -> None:
-    css = sheet()
-    assert "prefers-color-scheme" not in css
-    report = (Path(sys.modules["guda.scoring"].__path__[0]) / "bars.css").read_text()
-    light, dark = re.findall(r"--blue: (#\w+);", report)
-    assert re.search(rf"^:root {{.*--blue: {light};", css, re.DOTALL)
-    assert re.search(rf"^\.dark {{[^}}]*--blue: {dark};", css, re.MULTILINE)
-    assert css.count("{") == css.count("}")
+def test_one_prompt_each_or_one_for_all() -> None:
+    assert prompts_of("", 2, None) == ["", ""]
+    assert prompts_of("a cat\n\na dog", 2, "prompt") == ["a cat", "a dog"]
+    assert prompts_of("a cat", 3, "prompt") == ["a cat"] * 3
+    with pytest.raises(GudaError) as error:
+        prompts_of("a\nb", 3, "prompt")
+    assert error.value.code == "prompts-count-mismatch"
 
 
 def command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -239,9 +269,9 @@ def test_the_command_line_does_not_listen_for_others_without_a_password(tmp_path
     assert result.exception.code == "host-without-password"
 
 
-@needs_gradio
+@needs_web
 def test_what_the_command_line_refuses(tmp_path: Path) -> None:
-    pytest.importorskip("gradio")
+    pytest.importorskip("fastapi")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -253,7 +283,7 @@ def test_what_the_command_line_refuses(tmp_path: Path) -> None:
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr.startswith(f"guda: cannot listen on 127.0.0.1:{port}")
     assert said.stderr.count("\n") == 1
-    (tmp_path / "gradio.py").write_text("raise ImportError('not here')")
+    (tmp_path / "fastapi.py").write_text("raise ImportError('not here')")
     said = command(str(run.root), PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     assert (said.returncode, said.stderr.count("\n")) == (2, 1)
     assert 'pip install "guda[web]"' in said.stderr
@@ -329,20 +359,6 @@ def test_origins(origin: str, host: str, status: int) -> None:
     assert ask(host=host, origin=origin, local=False)[0] == status
 
 
-def test_addresses_are_not_fetched() -> None:
-    for path in (
-        "/gradio_api/file=https://x/y",
-        "/gradio_api/file/HTTP://x",
-        "/gradio_api/proxy=x",
-        "/file%3Dhttp%3A//x",
-    ):
-        status, headers, _ = ask(path, host="localhost")
-        assert status == 403, path
-        assert b"content-security-policy" in headers
-    assert ask("/gradio_api/file=/tmp/upload/https.png", host="localhost")[2] == b"in"
-    assert ask("/manifest.json", host="localhost")[2] == b"{}"  # answered by the guard: it tells no name
-
-
 def test_a_link_with_the_token_lets_in_once_and_the_cookie_from_then_on() -> None:
     token = make_token(None)
     guard = Guard(everything, True, Token(token, 7860))
@@ -360,7 +376,6 @@ def test_a_link_with_the_token_lets_in_once_and_the_cookie_from_then_on() -> Non
     assert through(Guard(everything, True, Token(token, 7861)), cookie=cookie, **local)[0] == 401  # of another port
     assert through(guard, authorization=f"Bearer {token}", **local)[0] == 200
     assert through(guard, authorization=f"Bearer {token}x", **local)[0] == 401
-    assert through(guard, "/manifest.json", **local)[2] == b"{}"
     place = through(guard, "//example.org", query=f"token={token}".encode(), **local)[1][b"location"]
     assert place == b"/example.org"
     assert link("127.0.0.1", 7860, token) == f"http://127.0.0.1:7860/?token={token}"
@@ -390,23 +405,22 @@ def test_wrong_passwords_are_limited_and_a_right_one_is_not() -> None:
     attempts.succeeded("a")
     assert [attempts.begin("a") for _ in range(3)] == [True, True, False]
 
-    async def gradio(scope: Any, receive: Any, send: Any) -> None:
-        body = (await receive())["body"]
-        await send({"type": "http.response.start", "status": 200 if body == b"right" else 400, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+    guard = Guard(everything, token=Token(make_token(None), 7860), login=Login("anna", "right"))
 
-    guard = Guard(gradio)
+    def login(password: str) -> int:
+        return through(guard, "/login", [f"username=anna&password={password}".encode()], "POST")[0]
 
-    def login(body: bytes) -> int:
-        return through(guard, "/login", [body], "POST")[0]
-
-    assert [login(b"right") for _ in range(9)] == [200] * 9
-    assert [login(b"wrong") for _ in range(6)] == [400] * 5 + [429]
-    assert login(b"right") == 429
+    assert [login("right") for _ in range(9)] == [303] * 9
+    assert [login("wrong") for _ in range(6)] == [401] * 5 + [429]
+    assert login("right") == 429
+    basic = {"authorization": "Basic " + base64.b64encode(b"anna:right").decode()}
+    assert through(guard, **basic)[0] == 429  # the same count for programs
+    assert through(Guard(everything, token=guard.token, login=guard.login), **basic)[0] == 200
+    assert through(guard, "/login", [b"x" * (FORM + 1)], "POST")[0] == 413
 
 
 def test_a_body_is_limited_in_bytes_and_time() -> None:
-    json = {"path": "/gradio_api/queue/join", "method": "POST"}
+    json = {"path": "/evidence", "method": "POST"}
     assert through(Guard(everything), bodies=[b"x" * BODY], **json)[0] == 200
     assert through(Guard(everything), bodies=[b""], content_length=str(BODY + 1), **json)[0] == 413
     assert through(Guard(everything), bodies=[b"x" * BODY, b"x", b""], **json)[0] == 413  # sent without its length
@@ -416,49 +430,35 @@ def test_a_body_is_limited_in_bytes_and_time() -> None:
 
 
 def test_uploads_never_take_more_than_their_limit(tmp_path: Path) -> None:
-    most = 10 * BLOCK
-    folder, numbers = UploadFolder(tmp_path, most), count()
+    folder = UploadFolder(tmp_path, 100)
+    guard = Guard(everything, uploads=folder, idle=0.01)
 
-    async def gradio(scope: Any, receive: Any, send: Any) -> None:
-        """Keeps what it receives, as Gradio does: a temporary file first, then a folder named after the content."""
-        number = next(numbers)
-        tmp = tmp_path / f"tmp{number}"
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            with tmp.open("ab") as f:
-                f.write(message["body"])
-            more = message["more_body"]
-        (tmp_path / f"{number}").mkdir()
-        os.utime(tmp, ns=(number, number))
-        tmp.rename(tmp_path / f"{number}" / "a.png")
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+    def upload(*bodies: bytes | None, length: int = 40, path: str = "/ask") -> int:
+        return through(guard, path, list(bodies), "POST", content_length=str(length))[0]
 
-    guard = Guard(gradio, uploads=folder, idle=0.01)
-
-    def upload(*bodies: bytes | None, length: int = 3 * BLOCK) -> int:
-        return through(guard, "/gradio_api/upload", list(bodies), "POST", content_length=str(length))[0]
-
-    names: list[Path] = []
-    for _ in range(5):
-        assert upload(b"x" * 3 * BLOCK) == 200
-        assert folder.used <= most
-        names += [p for p in tmp_path.rglob("a.png") if p not in names]
-    assert [p.exists() for p in names] == [False, False, True, True, True]
-    with holding(names[2:]):  # a batch that waits
-        assert upload(b"x" * 3 * BLOCK) == 413
-    assert upload(b"x" * 3 * BLOCK) == 200
-    assert upload(b"", length=most + 1) == 413
-    assert through(guard, "/gradio_api/upload", [b"x"], "POST")[0] == 411
-    before = folder.used
-    assert upload(b"x" * BLOCK, None) == 408  # half-open
-    assert folder.used <= before
-    assert not list(tmp_path.glob("tmp*"))
+    for path in ("/ask", "/batch", "/api/attribute"):
+        assert upload(b"x" * 40, path=path) == 200
+    assert upload(b"x" * 41) == 413  # more than it said
+    assert upload(b"", length=51) == 413  # twice its length: as it arrives, and as a file
+    assert through(guard, "/ask", [b"x"], "POST")[0] == 411
+    assert upload(b"x", None) == 408  # half-open
+    assert folder.reserve("another", 30)
+    assert upload(b"x" * 40) == 413
+    folder.release("another")
+    assert upload(b"x" * 40) == 200
     guard._receiving = UPLOADS
     assert upload(b"x") == 503
+
+
+def test_an_upload_is_a_file_only_while_it_is_read(tmp_path: Path) -> None:
+    folder = UploadFolder(tmp_path, 1)
+    for name, shown in (("a.png", "a.png"), ("../../etc/x y.png", "x y.png"), ("..", "picture"), ("\x00<b>", "_b_"),
+                        ("x" * 300, "x" * 80), (".hidden", "hidden")):  # fmt: skip
+        with folder.file(name, io.BytesIO(b"content")) as path:
+            assert path.name == shown
+            assert path.read_bytes() == b"content"
+            assert path.resolve().is_relative_to(tmp_path.resolve())
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_the_upload_folder_is_removed_also_of_a_server_that_was_killed(tmp_path: Path) -> None:

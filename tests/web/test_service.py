@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
@@ -25,9 +26,20 @@ from guda.run.run import Run
 from guda.scoring.reading import RACED
 from guda.scoring.scores import Scores
 from guda.web import answer
-from guda.web.ask import line, submit
-from guda.web.job import Job, one_picture, to_csv, to_json
-from guda.web.results import find, leaderboard, open_result, pictures, results, runs_table
+from guda.web.batch import Batch, Batches, Entry, line, progress
+from guda.web.evidence import evidence_section, gather
+from guda.web.job import one_picture, to_csv, to_json
+from guda.web.results import (
+    find,
+    gallery,
+    leaderboard,
+    open_result,
+    others,
+    pictures,
+    results,
+    runs_table,
+    set_gallery,
+)
 from guda.web.service import Service, stored_scores
 from guda.web.uploads import Full, Limits, Refused
 
@@ -188,19 +200,52 @@ def test_what_is_refused_leaves_nothing_behind(
         with pytest.raises(GudaError):
             small.ask(paths[0], "", rule, method)
     assert small.run.query_sets() == before
-    asked: list[Job | GudaError] = []
-    submit(small, [(p, "") for p in paths], asked, "top1@0.95", "retrack")  # a batch takes what may wait, and no more
-    assert len(asked) == 2
+    jobs = [small.ask(p)[0] for p in paths[:2]]
     with pytest.raises(Full, match="queue is full"):
         small.ask(paths[2])
     assert len(small.run.query_sets()) == len(before) + 2
     hold.set()
-    for job in asked:
-        assert isinstance(job, Job)
+    for job in jobs:
         with pytest.raises(GudaError):
             list(job.watch())
-    submit(small, [(p, "") for p in paths], asked, "top1@0.95", "retrack")  # there is room again
-    assert len(asked) == 4
+    small.close()
+
+
+def test_a_batch_waits_for_room_and_needs_no_page(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Service(service.root, limits=Limits(max_mb=1, max_megapixels=1, queue=1, uploads=100))
+    hold = threading.Event()
+    monkeypatch.setattr("guda.web.service.run_inline", lambda *a: hold.wait(600))
+    paths = [grey(tmp_path / f"{i}.png", seed=40 + i) for i in range(4)]
+    entries = [Entry(p.name, *small.receive(p, "", "retrack")) for p in paths]
+    queries = load_queries(service.run, SET)
+    Image.fromarray(queries.images[0, 0]).save(tmp_path / "known.png")
+    entries.append(Entry("known.png", *small.receive(tmp_path / "known.png", "", "retrack")))  # scored in full
+    entries.append(Entry("bad.png", None, GudaError("upload-empty", "bad.png is empty")))
+    batch = Batch("top1@0.95", "retrack", entries)
+
+    async def work() -> None:
+        batches = Batches(small)
+        assert batches.find(batches.start(batch)) is batch
+        with pytest.raises(GudaError) as error:
+            batches.find("../x")
+        assert error.value.code == "batch-unknown"
+        while batch.accepted < 4:  # two in the queue, two that need none
+            await asyncio.sleep(0.01)
+        html, done = progress(small, batch)
+        assert not done
+        assert html.count("<tr>") == 3  # its head, and the two that need no queue
+        hold.set()
+        while not progress(small, batch)[1]:
+            await asyncio.sleep(0.01)
+        assert batch.accepted == 6
+
+    asyncio.run(work())
+    html, _ = progress(small, batch)
+    assert "All 6 done." in html
+    assert "bad.png is empty" in html
+    assert f"stored answer of {SET}/{queries.ids[0]}" in html
     small.close()
 
 
@@ -274,7 +319,7 @@ def test_the_answer_holds_its_axis_while_it_runs(service: Service, tmp_path: Pat
         assert ("so far" in html) != shot.final
         assert ("Link to this result" in html) == shot.final
     assert html.count('alt="training image of') == 12
-    assert f"?result={name}&amp;method=retrack&amp;rule=top2%400.999" in html
+    assert f"result?result={name}&amp;method=retrack&amp;rule=top2%400.999" in html
 
 
 def test_a_link_opens_what_it_stands_under(service: Service, tmp_path: Path) -> None:
@@ -284,7 +329,7 @@ def test_a_link_opens_what_it_stands_under(service: Service, tmp_path: Path) -> 
     ids = pictures(service.run, SET)
     for rule in (None, "budget=200"):
         shot = open_result(service, SET, "retrack", rule or "full", ids[1])
-        asked = {k: v[0] for k, v in parse_qs(answer.link(shot)[1:]).items()}
+        asked = {k: v[0] for k, v in parse_qs(answer.link(shot).partition("?")[2]).items()}
         assert asked.pop("picture") == ids[1]
         stored = find(service.run, asked["result"], asked["method"], asked["rule"])
         assert stored.rule == rule
@@ -341,3 +386,32 @@ def test_leaderboard_and_runs(service: Service, tmp_path: Path) -> None:
     assert "bare (this one)" in table
     assert "cannot be opened" in table
     assert "retrack" in table
+
+
+def test_the_gallery_and_what_an_answer_can_be_compared_with(service: Service, tmp_path: Path) -> None:
+    name, _ = service.take(grey(tmp_path / "g.png", seed=50))
+    *_, shot = service.answer(name, "budget=200")
+    tiles, pages = gallery(service, 1)
+    assert pages >= 1
+    mine = next(t for t in tiles if t["href"] == answer.link(shot))
+    assert mine["image"] == f"picture?set={name}&id={name}"
+    assert mine["verdict"] == service.view(open_result(service, name)).verdicts[0]
+    assert [t["value"] for t in tiles if t["verdict"] is None][:1] == ["12 pictures"]  # a set is one tile
+    tiles, pages = set_gallery(service, SET, "retrack", "full", 1)
+    assert (len(tiles), pages) == (12, 1)
+    known = others(service, open_result(service, SET, "retrack", "full", pictures(service.run, SET)[3]))
+    assert {n for _, n in known["methods"]} >= {"logo", "similarity-pixel"}
+    assert len(known["pictures"]) == 6
+    for href, _ in known["methods"]:
+        given = parse_qs(href.partition("?")[2])
+        assert [parse_qs(given[side][0])["result"] for side in ("left", "right")] == [[SET], [SET]]
+
+
+def test_evidence_is_gathered_once_and_shown(service: Service) -> None:
+    shot = open_result(service, SET, "retrack", "full", pictures(service.run, SET)[5])
+    assert 'id="gather"' in evidence_section(service, shot)
+    service.on_worker(lambda: gather(service, shot)).result(600)
+    html = evidence_section(service, shot)
+    assert 'id="gather"' not in html
+    assert html.count("<img") == 6  # map, with, without, three nearest images
+    assert evidence_section(service, open_result(service, SET, "similarity-pixel", "full")) == ""

@@ -90,7 +90,9 @@ class GradientConfig(FeatureConfig):
     kernel: Literal["ridge", "none"] = Field("ridge", description="K^-1 between the features, or nothing (TracIn).")
     lam: float = Field(100.0, gt=0, description="Ridge, absolute, in the scale that lam_scale names.")
     lam_scale: LamScale = Field(
-        "jl", description="jl: as it is; raw_gaussian: / dim; trace: in mean eigenvalues; per_n: times the images."
+        "jl",
+        description="jl: as it is; raw_gaussian: / dim; trace: in mean eigenvalues; norm: in mean |phi|^2 of an image; "
+        "per_n: times the images.",
     )
     solver: Literal["cholesky", "eigen"] = Field(
         "cholesky", description="eigen: one eigendecomposition per set of features, for sweeps over lam."

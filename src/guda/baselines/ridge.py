@@ -11,8 +11,8 @@ Phi^T (Phi Phi^T + lambda I)^-1. By Cholesky, or by one eigendecomposition that 
 inverse. A matrix that is not positive definite is an error, not a reason for jitter.
 
 lambda is added to the Gram matrix of summed features, unbiased in scale ("jl"). Others write it for features of another
-scale: raw_gaussian for N(0, 1) projections (lambda / k here), trace in units of the mean eigenvalue, per_n for
-features averaged over images (lambda n here).
+scale: raw_gaussian for N(0, 1) projections (lambda / k here), trace in units of the mean eigenvalue, norm in units of
+the mean |phi|^2 of an image, per_n for features averaged over images (lambda n here).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from guda.errors import GudaError
 
-LamScale = Literal["jl", "raw_gaussian", "trace", "per_n"]
+LamScale = Literal["jl", "raw_gaussian", "trace", "norm", "per_n"]
 
 EXACT = 8192  # up to this side float64; beyond, float32 halves what is a matter of gigabytes
 
@@ -83,6 +83,7 @@ def effective(lam: float, scale: LamScale, rows: Rows, found: torch.Tensor) -> f
         "jl": 1.0,
         "raw_gaussian": 1.0 / rows.dim,
         "trace": float(found.diagonal().sum()) / rows.dim,
+        "norm": float(found.diagonal().sum()) / rows.n,
         "per_n": float(rows.n),
     }[scale]
     return lam * factor

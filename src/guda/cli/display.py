@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -93,23 +94,27 @@ def plan_text(value: dict[str, Any]) -> str:
     from guda.table import Table, count, human_count, human_time, seconds, size
 
     each = human_time(value["seconds_per_evaluation"] * 1000)
+    rows = [r for r in value["rows"] if r["evals"] or r["disk"]]
+    done = [r["what"] for r in value["rows"] if r not in rows]
     left = Table.of(
         "", ("left to do", "evaluations", "time", "disk"),
-        [(r["what"], count(r["evals"]), seconds(r["seconds"]), size(r["disk"])) for r in value["rows"]],
+        [(r["what"], count(r["evals"]), seconds(r["seconds"]), size(r["disk"])) for r in rows],
     )  # fmt: skip
     lines = [
-        f"{value['run']}: {value['groups']} groups, {human_count(value['parameters'])} parameters, "
+        f"{value['run']}: {value['groups']} groups, {human_count(value['parameters'])} parameters",
         f"{each} per 1,000 evaluations ({value['settings']}), {value['workers']} workers",
-        left.plain(),
+        left.plain() if rows else "  nothing is left to do",
     ]
+    if done:
+        lines += textwrap.wrap(f"done or free: {'; '.join(done)}", 80, initial_indent="  ", subsequent_indent="    ")
     if value["alternatives"]:
-        rows = [
+        table = [
             (r["method"], str(r["rounds"]), count(r["evals_per_query"]), seconds(r["seconds_per_query"]),
              "unknown" if r["half_width"] is None else f"± {r['half_width']:.2g} nats")
             for r in value["alternatives"]
         ]  # fmt: skip
         columns = ("method", "rounds", "evaluations", "time", "half-width")
-        lines += ["  precision against budget (per query)", Table.of("", columns, rows).plain("    ")]
+        lines += ["  precision against budget (per query)", Table.of("", columns, table).plain("    ")]
     return "\n".join([*lines, value["note"]])
 
 

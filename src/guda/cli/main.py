@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from guda.cli import artifacts, evidence, experiments, publish, results, runs, scores
+from guda.cli import artifacts, coalitions, evidence, experiments, publish, results, runs, scores
 from guda.diffusion import distributed
 from guda.errors import GudaError, OneProcess
 from guda.files import write_error
@@ -57,23 +57,50 @@ def _root(
         )
 
 
-for _command in (
-    runs.demo, runs.check, runs.init, runs.run_, runs.train, runs.fit, runs.sample, runs.set_,
-    scores.score, scores.evaluate, scores.sanity, scores.calibrate,
-    scores.health, scores.likelihood, runs.plan, results.report, runs.status, runs.methods, results.figure,
-    evidence.map_, evidence.exhibit, evidence.verify,
-):  # fmt: skip
-    app.command(name=_command.__name__.rstrip("_"))(_command)
+# (panel, command, what the list of commands says of it: one line at 80 columns)
+COMMANDS = (
+    ("Start", runs.demo, "Digits, end to end, with a report at the end"),
+    ("Start", runs.check, "List every problem of an image folder at once"),
+    ("Start", runs.init, "Create a run from grouped images and a model"),
+    ("Start", runs.run_, "Do all that is missing, up to the report; cost first"),
+    ("Start", runs.plan, "Estimate evaluations, time, disk and precision"),
+    ("Start", runs.status, "Show what is done and what is left"),
+    ("Start", runs.methods, "List every method and the unit of its scores"),
+    ("Work", runs.train, "Train the full model of a run that has none"),
+    ("Work", runs.fit, "Make the models without each group"),
+    ("Work", runs.sample, "Draw queries from the run's model"),
+    ("Work", scores.score, "Attribute pictures: a score per group, with intervals"),
+    ("Work", results.report, "Write report.html: answers, groups, how far to trust"),
+    ("Work", results.serve, "Serve the pages of a run: ask, watch, compare, HTTP API"),
+    ("Work", evidence.map_, "Draw where in a picture a score comes from"),
+    ("Work", evidence.exhibit, "Two pages on one picture, to be filed"),
+    ("Work", evidence.verify, "Check the bundle of an exhibit"),
+    ("Work", coalitions.shares, "Shapley values of groups, for pictures and collections"),
+    ("Work", coalitions.without, "What pictures would lose if groups left"),
+    ("Work", publish.card, "Write a model card and a data sheet"),
+    ("Work", publish.push, "Publish the models without each group, with the card"),
+    ("Work", publish.pull, "Fetch and check a published bank"),
+    ("Work", runs.set_, "Change settings in the run's recipe"),
+    ("Judge", scores.evaluate, "Compare every scored method with retraining"),
+    ("Judge", scores.sanity, "Held-out pictures: is the right group first?"),
+    ("Judge", scores.calibrate, "Answer sets: one of these groups, 95 %"),
+    ("Judge", scores.health, "What the counterfactuals do to every group"),
+    ("Judge", scores.likelihood, "Score with log p, and compare the ELBO with it"),
+    ("Judge", experiments.pairs, "Leave two groups out together: do scores add up?"),
+    ("Paper", experiments.reproduce, "Run an experiment of the paper, with its tables"),
+    ("Paper", results.figure, "Draw one figure of a run: SVG, PDF or PNG"),
+    ("Paper", experiments.tune, "Choose a method's settings by agreement with LOGO"),
+    ("Paper", experiments.ablate, "Sweep a method's settings one at a time"),
+)  # fmt: skip
 
-app.add_typer(artifacts.bank, name="bank")
+for _panel, _command, _short in COMMANDS:
+    app.command(name=_command.__name__.rstrip("_"), rich_help_panel=_panel, short_help=_short)(_command)
 
-app.add_typer(artifacts.prompts, name="prompts")
+app.add_typer(artifacts.prompts, name="prompts", rich_help_panel="Work", short_help="Prompts of a text-to-image run")
 
-for _command in (
-    experiments.tune, experiments.ablate, experiments.reproduce, results.serve, experiments.pairs,
-    publish.card, publish.push, publish.pull,
-):  # fmt: skip
-    app.command()(_command)
+app.add_typer(
+    artifacts.bank, name="bank", rich_help_panel="Cluster", short_help="Stored models: list, add, verify, export"
+)
 
 
 def _publish() -> None:

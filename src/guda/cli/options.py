@@ -63,7 +63,10 @@ Options = dict[str, tuple[Any, Any]]  # name of a parameter -> (annotation, defa
 
 _ENGINE_OPTIONS: Options = {
     "workers": (
-        Annotated[int | None, typer.Option(help="Tasks at a time; default: one per core, or as many as fit.", min=1)],
+        Annotated[
+            int | None,
+            typer.Option(help="Tasks at a time; default: one per core, or as many as fit.", min=1, metavar="N"),
+        ],
         None,
     ),
     "engine": (
@@ -72,13 +75,15 @@ _ENGINE_OPTIONS: Options = {
     ),
     "address": (
         Annotated[
-            str | None, typer.Option(help="Ray: HOST:PORT or auto; default: $RAY_ADDRESS, else a cluster of its own.")
+            str | None,
+            typer.Option(help="Ray: HOST:PORT or auto; default: $RAY_ADDRESS, else a cluster of its own.", metavar="A"),
         ],
         None,
     ),
     "num_cpus_per_task": (
         Annotated[
-            float | None, typer.Option(help="Ray: CPUs and threads per task; default: 1.", min=0.01, callback=finite)
+            float | None,
+            typer.Option(help="Ray: CPUs and threads per task; default: 1.", min=0.01, callback=finite, metavar="N"),
         ],
         None,
     ),
@@ -89,12 +94,15 @@ _ENGINE_OPTIONS: Options = {
                 help="Ray: GPUs per task, may be a fraction (0.5); default: 1 if the cluster has any.",
                 min=0,
                 callback=finite,
+                metavar="N",
             ),
         ],
         None,
     ),
     "memory_per_task": (
-        Annotated[float | None, typer.Option(help="Ray: GB of memory per task.", min=0.001, callback=finite)],
+        Annotated[
+            float | None, typer.Option(help="Ray: GB of memory per task.", min=0.001, callback=finite, metavar="GB")
+        ],
         None,
     ),
 }

@@ -8,7 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from guda.cli.options import ENGINE, Json, QuerySet, RunFolder, command, finite, say
-from guda.errors import GudaError
+from guda.errors import GudaError, choices
+from guda.language import LANGUAGES
+
+Language = Annotated[str, typer.Option(help=f"Language of the page: {', '.join(LANGUAGES)}.", metavar="CODE")]
 
 
 @command
@@ -34,8 +37,9 @@ def report(
         bool, typer.Option("--pdf", help="Also print the page to PDF; needs Chromium, Chrome or Edge.")
     ] = False,
     no_drawings: Annotated[
-        bool, typer.Option("--no-drawings", help="Do not draw missing same-noise pictures.")
+        bool, typer.Option("--no-drawings", help="Draw no missing pictures: same noise, and evidence for the first.")
     ] = False,
+    language: Language = "en",
     engine: Any = ENGINE,
 ) -> None:
     """Write report.html: the pictures, their groups with intervals, and how far to trust the answers."""
@@ -46,6 +50,7 @@ def report(
 
     if out is not None and out.suffix not in (".html", ".htm"):
         raise GudaError("report-not-html", f"--out {out}: the report is an HTML page; give a name that ends in .html")
+    _check_language(language)
     if as_pdf:
         from guda.report.export import find_browser
 
@@ -55,10 +60,14 @@ def report(
     variant = steps.variant(folder, stop, None, "keep", screen)
     content = Content.read(folder, chosen, variant)
     if not no_drawings:
+        from guda.report.card_evidence import gather_examples
+        from guda.report.picture_cards import examples
         from guda.report.same_noise import draw_missing
 
         draw_missing(folder, [v.id for v in content.views], engine)
-    page = write_content(content, out or report_path(folder, chosen, variant), drawn=not no_drawings)
+        if variant is None:
+            gather_examples(content, examples(content.view), engine)
+    page = write_content(content, out or report_path(folder, chosen, variant), not no_drawings, language)
     made = {"report": page}
     if as_csv or as_json:
         from guda.report.export import write_csv, write_json_report
@@ -109,6 +118,11 @@ def figure(
     say({"figure": str(path)}, f"Figure: {path}", as_json)
 
 
+def _check_language(code: str) -> None:
+    if code not in LANGUAGES:
+        raise GudaError("language-unknown", f"--language {code!r} is not known: {choices(LANGUAGES)}")
+
+
 def _limit(text: str) -> Any:
     return typer.Option(help=text, min=0.001, callback=finite)
 
@@ -144,26 +158,32 @@ def serve(
     ] = False,
     max_mb: Annotated[float, _limit("Largest upload, megabytes.")] = 10.0,
     max_total_mb: Annotated[
-        float, _limit("Most disk space of uploaded files, megabytes; the oldest make room.")
+        float, _limit("Most disk space of uploads on their way, megabytes.")
     ] = 256.0,
     max_megapixels: Annotated[float, _limit("Largest picture, megapixels.")] = 25.0,
     queue: Annotated[int, typer.Option(help="Length of the queue.", min=1)] = 32,
     max_uploads: Annotated[int, typer.Option(help="Most uploads that the run keeps.", min=1)] = 10_000,
     runs: Annotated[
-        Path | None, typer.Option(help="Folder whose runs the last tab lists; default: where this run is.")
+        Path | None, typer.Option(help="Folder whose runs are listed; default: where this run is.")
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(help=f"Language of the pages: {', '.join(LANGUAGES)}; default: the browser's.", metavar="CODE"),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:  # fmt: skip
-    """Serve a web page for the run: upload a picture and watch its scores; leaderboard, stored results, HTTP API."""
+    """Serve the pages of a run: click or upload a picture, watch its scores; stored results, comparison, HTTP API."""
     from guda.run.run import Run
     from guda.web.access import check_exposure, make_token, parse_auth
-    from guda.web.server import free, need_gradio
+    from guda.web.server import free, need_web
 
+    if language is not None:
+        _check_language(language)
     login = parse_auth(auth)
     check_exposure(host, login, without_password)
     token = None if login else make_token(token)
     folder = Run.open(run)
-    need_gradio()
+    need_web()
     free(host, port)  # before the model is loaded
     from guda.web.server import serve as serve_app
     from guda.web.service import Service
@@ -183,5 +203,5 @@ def serve(
 
             webbrowser.open(address)
 
-    serve_app(service, runs or folder.root.resolve().parent, host, port, login, token, ready)
+    serve_app(service, runs or folder.root.resolve().parent, host, port, login, token, ready, language)
     print("Stopped.", flush=True)

@@ -56,7 +56,7 @@ def demo(
     from guda import steps
 
     folder = folder or steps.init(run, recipe)
-    name, entry, page = _run_all(folder, engine)
+    name, entry, page = _run_all(folder, engine, examples=True)
     assert entry is not None
     scored = [f"scores/{name}/{m}.parquet" for m in folder.recipe.methods]
     folder.finish("demo", ["evaluation.json", "report.html", *scored])
@@ -64,15 +64,25 @@ def demo(
 
 
 def _run_all(
-    run: Run, engine: Any, methods: list[str] | None = None, queries: str | None = None
+    run: Run, engine: Any, methods: list[str] | None = None, queries: str | None = None, examples: bool = False
 ) -> tuple[str, Any, Path]:
-    """(query set, comparison with the oracle if there is one, the report)."""
+    """(query set, comparison with the oracle if there is one, the report); with `examples`, evidence for its first
+    pictures and some of them as files, too."""
     from guda import steps
     from guda.report.page import write_report
     from guda.report.same_noise import draw_missing
 
     name, entry = steps.run_all(run, engine, methods, queries)
     draw_missing(run, steps.scored_methods(run, name), engine)
+    if examples:
+        from guda.report import picture_cards
+        from guda.report.card_evidence import gather_examples
+        from guda.report.content import Content
+        from guda.report.pictures import write_samples
+
+        content = Content.read(run, name)
+        gather_examples(content, picture_cards.examples(content.view), engine)
+        write_samples(run, name)
     return name, entry, write_report(run, name)
 
 
@@ -181,6 +191,7 @@ def init(
     from guda.cli.display import Display
     from guda.data.decoded import watched
     from guda.run.data import load_data
+    from guda.run.models import run_classes
 
     if hours is not None and hours <= 0:
         raise GudaError("hours-invalid", f"--hours {hours:g}: give a positive number")
@@ -193,8 +204,16 @@ def init(
         return steps.sized(planned, measured["steps_per_second"], hours)
 
     unsized = first and chosen.model.path is None and chosen.model.start is None and chosen.training is not None
+    sizing = resize if unsized or hours is not None else None
     with Display(as_json).count("decode") as tick, watched(tick):
-        folder = steps.init(run, chosen, resize=resize if unsized or hours is not None else None)
+        try:
+            folder = steps.init(run, chosen, resize=sizing)
+        except GudaError as e:
+            if e.code != "prompts-section-unexpected" or recipe is not None:
+                raise
+            # contents are the classes of a class-conditional model, which has no prompts
+            chosen, _ = _recipe(run, recipe, data, model, prompts=False)
+            folder = steps.init(run, chosen, resize=sizing)
     images = load_data(folder)
     summary = images.summary()
     text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
@@ -204,9 +223,14 @@ def init(
     told = _training_text(folder, measured.get("steps_per_second"))
     text += told
     then = "prompts build" if chosen.prompts else "fit" if chosen.model.path else "train"
+    methods = steps.applicable(folder)
+    text += [f"Methods for this model and these groups, besides logo: {', '.join(methods)}"]
+    if (classes := run_classes(folder)) is not None:
+        numbers = ", ".join(f"{number} = {name}" for number, name in classes.names.items())
+        text += [f"The model is class-conditional; classes: {numbers}"]
     text += [f"Next: guda {then} {folder.root}", f"Or everything up to the report: guda run {folder.root}"]
     groups = {name: n for name, n, _ in summary}
-    value = {"run": str(folder.root), "groups": groups, "model": folder.info["model"]}
+    value = {"run": str(folder.root), "groups": groups, "model": folder.info["model"], "methods": methods}
     value |= {"left_out": images.left_out} if images.left_out else {}
     say(value | ({"training": measured} if measured else {}), "\n".join(text), as_json)
 
@@ -224,7 +248,7 @@ def _training_text(run: Run, rate: float | None) -> list[str]:
     ]
 
 
-def _recipe(run: Path, name: str | None, data: Changes, model: Changes) -> tuple[Recipe, bool]:
+def _recipe(run: Path, name: str | None, data: Changes, model: Changes, prompts: bool = True) -> tuple[Recipe, bool]:
     """The recipe that a run is made from, and whether it is a first recipe, whose size is still open. A run that exists
     keeps its own recipe, edits included."""
     from guda.run.recipe import Recipe, preset, read_recipe
@@ -237,7 +261,7 @@ def _recipe(run: Path, name: str | None, data: Changes, model: Changes) -> tuple
         base = Run.read(run).stored_recipe.model_dump(mode="json")
     else:
         # images of the same things in several styles are what text-to-image models are asked about
-        chosen = preset(text_to_image="content_by" in data, adapted="lora" in model)
+        chosen = preset(text_to_image=prompts and "content_by" in data, adapted="lora" in model)
         base = chosen.model_dump(mode="json")
         if "source" not in data:
             raise GudaError("data-not-given", "give --data FOLDER (images in one sub-folder per group), or --recipe")
@@ -427,10 +451,16 @@ def plan(
 
 def status(run: RunFolder, as_json: Json = False) -> None:
     """Show what is done and what is left."""
-    from guda import steps
     from guda.run.run import Run
+    from guda.run.status import recall, run_status
 
-    value = steps.status(Run.open(run))
+    folder = Run.open(run)
+    if (listing := recall(folder)) is not None:
+        value = run_status(folder, listing)
+    else:
+        from guda import steps
+
+        value = steps.status(folder)
     rows = [("model", value["model"]["name"], "ready" if value["model"]["ready"] else "not trained")]
     rows += [("method", m, f"{v['fitted']}/{v['of']} fitted") for m, v in value["methods"].items()]
     rows += [
@@ -446,14 +476,15 @@ def status(run: RunFolder, as_json: Json = False) -> None:
 
 def methods(as_json: Json = False) -> None:
     """List every method: its id, what it does and the unit of its scores."""
-    from guda.methods.base import METHODS
-    from guda.table import Column, Table
+    import textwrap
 
-    value = {name: {"unit": cls.unit, "summary": cls.summary} for name, cls in sorted(METHODS.items())}
-    table = Table.of(
-        "Methods",
-        ("method", Column("unit", align="left"), Column("what it does", align="left")),
-        [(name, v["unit"], v["summary"]) for name, v in value.items()],
-    )
-    hint = "Settings of each: `guda set RUN methods.ID.KEY=VALUE`; docs/operators.md, docs/baselines.md"
-    say(value, f"{hint}\n{table.plain()}", as_json)
+    from guda.method_index import method_index
+
+    value = method_index()
+    wide = max(map(len, value)) + 2
+    lines = ["Scores are in nats unless said otherwise; docs/operators.md, docs/baselines.md",
+             "Settings of each: `guda set RUN methods.ID.KEY=VALUE`"]  # fmt: skip
+    for name, v in value.items():
+        text = v["summary"] + ("" if v["unit"] == "nats" else f" [{v['unit']}]")
+        lines += textwrap.wrap(f"{name:<{wide}}{text}", 80, initial_indent="  ", subsequent_indent=" " * (wide + 2))
+    say(value, "\n".join(lines), as_json)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from guda.cli.options import ENGINE, Changes, Groups, Json, Method, QuerySet, RunFolder, command, fields, say
-from guda.config import LikelihoodConfig, ScoringConfig
+from guda.config import EvaluationConfig, LikelihoodConfig, ScoringConfig
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def evaluate(
     ] = None,
     first: Annotated[int, typer.Option("-n", min=2, help="With --function: the first so many pictures.")] = 32,
     changes: Changes = fields(ScoringConfig, "estimand", "excess", "drift"),
+    judged: Changes = fields(EvaluationConfig, "against"),
     pairs: Annotated[
         bool,
         typer.Option(
@@ -148,11 +149,11 @@ def evaluate(
     engine: Any = ENGINE,
     as_json: Json = False,
 ) -> None:
-    """Compare every scored method with the LOGO oracle: six metrics, intervals, ceiling."""
+    """Compare every scored method with the LOGO oracle, or with datamodel: six metrics, intervals, ceiling."""
     from guda import steps
     from guda.run.run import Run
 
-    folder = steps.override(Run.open(run), scoring=changes)
+    folder = steps.override(Run.open(run), scoring=changes, evaluation=judged)
     chosen = steps.choose_queries(folder, queries)
     if function:
         return show_function(steps.evaluate_function(folder, chosen, method, engine, first), as_json)
@@ -172,10 +173,12 @@ def show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = N
         return
     from rich.console import Console
 
-    from guda.evaluation.tables import attributable_tables, averages_table, terminal
+    from guda.evaluation.tables import attributable_tables, averages_table, lds_table, terminal
 
     console = Console()
     console.print(terminal(name, entry, console.width))
+    if lds := lds_table(name, entry):
+        console.print(lds.rich())
     if averages := averages_table(name, entry):
         console.print(averages.rich())
     for table in attributable_tables(name, entry):

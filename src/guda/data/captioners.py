@@ -92,7 +92,7 @@ def by_similarity(data: ImageData, config: PromptsConfig) -> Raw:
         for word in words:
             if word not in STATISTICS:
                 raise GudaError(
-                    "word-unknown", f"no statistic for {word!r}; words: {choices(WORDS, 40)}{suggestion(word, WORDS)}"
+                    "word-unknown", f"no statistic for {word!r}{suggestion(word, WORDS)}; words: {choices(WORDS, 40)}"
                 )
         rows = np.arange(data.n)
         fits = statistics(data.images, words)

@@ -209,7 +209,7 @@ def check_styles(given: Mapping[str, object] | Sequence[str], styles: Sequence[s
     for name in given:
         if name not in styles:
             raise GudaError(
-                "style-unknown", f"{where}: unknown style {name!r}; styles: {choices(styles)}{suggestion(name, styles)}"
+                "style-unknown", f"{where}: unknown style {name!r}{suggestion(name, styles)}; styles: {choices(styles)}"
             )
     for name in styles:
         if name not in given:

@@ -387,7 +387,7 @@ def _column_labels(root: Path, files: Sequence[str], column: str, several: bool)
     if column not in columns:
         raise GudaError(
             "metadata-column-unknown",
-            f"{present[0]} has no column {column!r}; its columns are {choices(columns)}{suggestion(column, columns)}",
+            f"{present[0]} has no column {column!r}{suggestion(column, columns)}; its columns are {choices(columns)}",
         )
     return [_group_values(row, column, several) for row in table]
 

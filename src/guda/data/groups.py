@@ -231,7 +231,7 @@ class Groups:
         except ValueError:
             raise GudaError(
                 "group-unknown",
-                f"unknown group {name!r}; the groups are {choices(self.names)}{suggestion(name, self.names)}",
+                f"unknown group {name!r}{suggestion(name, self.names)}; the groups are {choices(self.names)}",
             ) from None
 
     def of_image(self, image: int, among: Sequence[str] = ()) -> str:

@@ -150,7 +150,7 @@ class Prompts:
             if name not in self.vocabularies:
                 known = self.vocabularies
                 raise GudaError(
-                    "style-unknown", f"no prompts of style {name!r}; styles: {choices(known)}{suggestion(name, known)}"
+                    "style-unknown", f"no prompts of style {name!r}{suggestion(name, known)}; styles: {choices(known)}"
                 )
         wanted = set(self.vocabularies if groups is None else groups)
         return [(s, o, prompt) for (s, o), prompt in self.evaluation.items() if s in wanted]

@@ -177,6 +177,12 @@ class Denoiser:
         """What a conditional model needs for every image."""
         return "prompt" if self.frozen else "class"
 
+    @property
+    def empty(self) -> str:
+        """What a conditional model is told in the place of a dropped prompt: of classes, the last label, which is the
+        null label where no class has it."""
+        return "" if self.n_classes is None else str(self.n_classes - 1)
+
     def _prompts_required(self) -> GudaError:
         return GudaError(
             "prompts-required",

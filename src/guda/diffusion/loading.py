@@ -250,7 +250,7 @@ def load(
     folder, given = find_folder(path), {k: v for k, v in options.items() if v is not None}
     if (family := pipeline_family(folder)) is not None:
         noise = _scheduler(folder, folder / "scheduler", scheduler)
-        loras = {} if lora is None else {"lora": lora, "fused": fused}
+        loras: dict[str, Any] = {} if lora is None else {"lora": lora, "fused": fused}
         module, frozen = family.read_pipeline(folder, path, **loras, **given)
         if scheduler is None:  # one that is given is somebody's word
             frozen.check_scheduler(noise)

@@ -7,8 +7,8 @@ weights that training and unlearning move and that a bank holds, and W is shared
 
 In a network that is wrapped here, every linear layer (a U-Net's attention projections among them) and every plain
 convolution is adapted. A is drawn from a key, not from the global generator, so that the start does not depend on what
-was trained before. Unlearned students keep the factors (unlearning/student.py); models fine-tuned from `model.start` are
-published merged, as ordinary weights.
+was trained before. Unlearned students keep the factors (unlearning/student.py); models fine-tuned from `model.start`
+are published merged, as ordinary weights.
 """
 
 from __future__ import annotations

@@ -40,12 +40,13 @@ def sample(
     seed: int,
     steps: int | None = None,
     block: int = BLOCK,
+    prompts: Sequence[str] | None = None,
     tick: Tick = lambda done, total: None,
 ) -> np.ndarray:
-    """uint8 [n, C, H, W], one image per index."""
+    """uint8 [n, C, H, W], one image per index; `prompts`: what a conditional model is told of each, no guidance."""
     from diffusers import DDPMScheduler
 
-    if denoiser.conditional:
+    if denoiser.conditional and prompts is None:
         raise GudaError(
             "sampling-needs-prompts",
             "sampling from a conditional model needs prompts; score a folder of its images instead",
@@ -57,7 +58,7 @@ def sample(
         )
     start = _seeded(denoiser, [torch_seed(seed, "sample", i) for i in indices])
     solver = _solver(denoiser, steps or denoiser.schedule.T, DDPMScheduler)
-    return _draw(denoiser, len(indices), start, solver, block=block, tick=tick)
+    return _draw(denoiser, len(indices), start, solver, prompts=prompts, block=block, tick=tick)
 
 
 def initial_noise(shape: Sequence[int], seed: int, indices: Sequence[int]) -> torch.Tensor:

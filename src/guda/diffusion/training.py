@@ -166,9 +166,9 @@ def group_condition(
 def prompt_condition(
     denoiser: Denoiser, prompts: Sequence[str], index: np.ndarray, dropout: float, key: tuple[str | int, ...]
 ) -> Cond | None:
-    """Each image's prompt, or with probability `dropout` the empty one."""
+    """Each image's prompt or class, or with probability `dropout` the empty one."""
     dropped = generator(*key).random(len(index)) < dropout
-    cond = denoiser.condition(["" if d else prompts[i] for i, d in zip(index, dropped, strict=True)])
+    cond = denoiser.condition([denoiser.empty if d else prompts[i] for i, d in zip(index, dropped, strict=True)])
     return None if cond is None else cond.to(denoiser.device)
 
 
@@ -215,7 +215,7 @@ def train(
 ) -> Trained:
     """Train a fresh network of `denoiser`'s architecture on all groups, or on all but `leave_out`.
 
-    `fine_tune`: start from `denoiser`'s own weights instead. `prompts`: one per image, for text-to-image models.
+    `fine_tune`: start from `denoiser`'s own weights instead. `prompts`: one per image, for conditional models.
     `latents`: the images encoded before. `validation`: images of the test split, and `preview`: where sheets of samples
     go, for models without a condition. With `label_dropout` it is its class-conditional twin: conditioned on each
     image's group, or on a null label instead."""
@@ -226,6 +226,12 @@ def train(
         )
     own = adapted(denoiser.module)  # a base with a LoRA, whose LoRA is trained anew
     fine_tune = fine_tune or own
+    if denoiser.n_classes is not None and prompts is not None and config.prompt_dropout and denoiser.empty in prompts:
+        raise GudaError(
+            "null-label-missing",
+            f"training.prompt_dropout needs a null label, and all {denoiser.n_classes} labels are classes; give the "
+            "model one more (model.options.num_class_embeds)",
+        )
     if config.lora is not None and not fine_tune:
         raise GudaError(
             "lora-start-missing", "training.lora adapts a pretrained model: give model.start, or remove training.lora"

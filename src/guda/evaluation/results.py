@@ -94,11 +94,18 @@ class DatasetEntry(Config):
     figures: dict[str, FiniteFloat] = Field(default_factory=dict, description="any other measured number")
     n_groups: int | None = Field(default=None, ge=2)
     estimand: str | None = Field(default=None, description="what the oracle's scores are, with t_max")
-    unit: Literal["nats", "log ratio"] = "nats"
+    unit: Literal["nats", "log ratio", "log units"] = "nats"
     sign: Literal[
         "positive = the group mattered", "positive = the group mattered more than for the average picture",
         "larger = the model changes more without the group",
+        "positive = models of random halves of the groups explain the picture better with the group",
+        "positive = models of random halves of the groups explain the picture better with the group, "
+        "more than for the average picture",
+        "positive = models of random halves of the groups come closer to the full model with the group",
+        "positive = models of random halves of the groups come closer to the full model with the group, "
+        "more than for the average picture",
     ] = "positive = the group mattered"  # fmt: skip
+    oracle: str | None = Field(default=None, description="what methods are compared with; null: logo")
     reliability: Reliability | None = None
     random: dict[str, FiniteFloat] | None = Field(default=None, description="expected figures of random rankings")
     reference: str | None = Field(default=None, description="the method that `difference` is taken to")
@@ -116,7 +123,7 @@ class DatasetEntry(Config):
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Files of scores that leave nothing out, and of what was measured before, have no such keys."""
         value: dict[str, Any] = handler(self)
-        for key in ("averages", "attributable"):
+        for key in ("averages", "attributable", "oracle"):
             if getattr(self, key) is None:
                 value.pop(key, None)
         return value

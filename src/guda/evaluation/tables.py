@@ -46,6 +46,12 @@ CEILING_NAME = "LOGO, one retraining (ceiling)"
 
 NO_CEILING = "LOGO (no ceiling: one seed)"
 
+HALF_CEILING = "datamodel, half of the pairs (ceiling)"
+
+LDS = "lds."  # begins figures: linear datamodeling scores by method (evaluation/lds.py)
+
+LDS_CEILING = "lds_ceiling"
+
 COST_COLUMNS = ("fit evals/group", "fit time", "score evals/query", "score time")
 
 
@@ -83,7 +89,8 @@ def comparison(name: str, entry: DatasetEntry) -> Table:
         fit, score = human_time(cost.fit_seconds), human_time(cost.score_seconds)
         return (label, *figures(metrics), count(cost.fit_evals), fit, count(cost.score_evals), score)
 
-    rows = [row(ceiling_name(entry.ceiling), entry.ceiling, entry.methods.get(CEILING, Cost()))]
+    ceiling = HALF_CEILING if entry.oracle else ceiling_name(entry.ceiling)
+    rows = [row(ceiling, entry.ceiling, entry.methods.get(CEILING, Cost()))]
     rows += [row(label, m.metrics, m) for label, m in entry.methods.items() if label != CEILING]
     rows.append(("random ranking", *random_figures(entry), *(None for _ in COST_COLUMNS)))
     header = ("method", *(LABELS[metric] for metric in SIX), *COST_COLUMNS)
@@ -93,10 +100,32 @@ def comparison(name: str, entry: DatasetEntry) -> Table:
 def title(name: str, entry: DatasetEntry) -> str:
     estimand = entry.estimand or "estimand not recorded"
     groups = f", {entry.n_groups} groups" if entry.n_groups else ""
+    trained = "" if entry.oracle else f"{seed_count(len(entry.seeds))}, "
     return (
-        f"{name}: agreement with LOGO, {estimand} ({entry.unit}; {entry.sign}){groups}, "
-        f"{entry.n_queries:,} queries, {seed_count(len(entry.seeds))}, 95 % intervals"
+        f"{name}: agreement with {entry.oracle or 'LOGO'}, {estimand} ({entry.unit}; {entry.sign}){groups}, "
+        f"{entry.n_queries:,} queries, {trained}95 % intervals"
     )
+
+
+def lds_table(name: str, entry: DatasetEntry) -> Table | None:
+    """Linear datamodeling scores of every method, if the run has subset models."""
+    if LDS_CEILING not in entry.figures:
+        return None
+
+    def cell(key: str) -> Cell:
+        values = [entry.figures[key + end] for end in ("", ".lo", ".hi")]
+        return figure(Figure(mean=values[0], lo=values[1], hi=values[2]))
+
+    named = [k for k in entry.figures if k.startswith(LDS) and not k.endswith((".lo", ".hi"))]
+    rows = [("split-half of the subset models (ceiling)", cell(LDS_CEILING))]
+    rows += sorted(((k.removeprefix(LDS), cell(k)) for k in named), key=lambda row: -entry.figures[LDS + row[0]])
+    subsets = int(entry.figures["lds_subsets"])
+    note = (
+        f"Spearman over {subsets} subsets S of (sum of a picture's scores over the groups in S, what the model of S "
+        "gives the picture), mean over pictures; intervals over pictures and subsets. datamodel is fitted without the "
+        "subsets that it predicts; the ceiling is fitted to one half of the pairs and predicts the other."
+    )
+    return Table.of(f"{name}: linear datamodeling score (LDS)", ("method", "LDS"), rows, note)
 
 
 def told_apart(entry: DatasetEntry, metric: str = "top1") -> str:
@@ -136,8 +165,8 @@ def footer(entry: DatasetEntry) -> str:
     if entry.reliability:
         r = entry.reliability
         parts.append(
-            f"Reliability of the oracle: {r.one_seed:.2f} for one seed, {r.mean_of_seeds:.2f} for the mean "
-            f"of {len(entry.seeds)} (Spearman-Brown)."
+            f"Reliability of the oracle: {r.one_seed:.2f} for one {'half' if entry.oracle else 'seed'}, "
+            f"{r.mean_of_seeds:.2f} for the mean of {len(entry.seeds)} (Spearman-Brown)."
         )
     if NULL in entry.figures:
         mean, lo, hi = (entry.figures[NULL + end] for end in ("", ".lo", ".hi"))
@@ -150,7 +179,7 @@ def footer(entry: DatasetEntry) -> str:
         told = labelled({m: f.metrics[m] for m in shown if m in f.metrics})
         halves = f"{f.half} round{'' if f.half == 1 else 's'} of noise against {f.rounds - f.half} other"
         parts.append(
-            f"Query-noise floor (LOGO against itself, same models, {halves}): {told}; "
+            f"Query-noise floor ({entry.oracle or 'LOGO'} against itself, same models, {halves}): {told}; "
             f"reliability {f.mean_of_rounds:.2f} for all {f.rounds} rounds."
         )
     return " ".join(p for p in (*parts, told_apart(entry)) if p)

@@ -38,6 +38,8 @@ class Method(ABC):
     trains: ClassVar[bool] = False  # fitting it trains whole models, so the recipe needs a `training` section
     counterfactuals: ClassVar[bool] = False  # it is an ElboMethod: one model without each group (methods/elbo.py)
     oracle: ClassVar[bool] = False  # retrained for several seeds: other methods are judged by it, it is not raced
+    by_terms: ClassVar[bool] = False  # its scores are made of terms of models, which need a plan of timesteps
+    scored: ClassVar[bool] = True  # False: it makes models that others score by, and has no scores itself
     unlearns: ClassVar[bool] = False  # by an operator, one group at a time
     has_log_p: ClassVar[bool] = False  # each of its models has a density, so scores can be had by likelihood as well
 
@@ -63,6 +65,30 @@ class Method(ABC):
     def values(self, queries: Queries, bands: Sequence[Bands]) -> list[np.ndarray]:
         """The bare scores [Q, G] counting each of `bands` only, without errors and ranks, which cost more."""
         return [self.scores(queries, b).score for b in bands]
+
+    def replicates(self) -> tuple[int, ...]:
+        """Numbers of its independent repetitions, if there are several: their scores by themselves are `<id>-s<n>`."""
+        return ()
+
+    def independent_seeds(self) -> tuple[int, ...]:
+        """Those of `replicates` that count as trainings of their own."""
+        return self.replicates()
+
+    def seed_values(self, queries: Queries, bands: Sequence[Bands]) -> list[np.ndarray]:
+        """The bare scores of every repetition by itself, [repetitions, Q, G] for each of `bands`; of oracles."""
+        raise NotImplementedError(self.method_id)
+
+    def round_values(self, queries: Queries, bands: Bands | None = None) -> np.ndarray:
+        """Scores by every round of draws alone, [rounds, Q, G]; of oracles."""
+        raise NotImplementedError(self.method_id)
+
+    def average_tasks(self, planned: set[str], queries: Queries | None = None) -> list[Task]:
+        """What evaluates its models on the average's pictures, unless these are the queries; see `score`."""
+        return []
+
+    def all_scores(self, queries: Queries, bands: Bands | None = None) -> dict[str, Scores]:
+        """Its scores, and those of every repetition by itself, from one reading of the files."""
+        return {self.method_id: self.scores(queries, bands)}
 
     def fit_evals(self) -> float:
         """Evaluation units per group, without theta_full: by default of all tasks that train no model."""
@@ -110,8 +136,8 @@ METHODS = Registry[type[Method]](
     [
         f"guda.methods.{name}"
         for name in (
-            "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "similarity", "synthesized",
-            "unlearned",
+            "blend", "datamodel", "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "prompt",
+            "similarity", "subsets", "synthesized", "unlearned",
         )
     ],
 )  # fmt: skip

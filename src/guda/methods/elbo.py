@@ -47,6 +47,7 @@ Reader = scorer.Reader[ModelRef]
 
 class ElboMethod(Method):
     counterfactuals = True
+    by_terms = True
     has_log_p = True
     bankable: ClassVar[bool] = False  # one file per group (`file`), which `guda bank` can add and export
     grouping: Grouping | None = None  # None: the groups that the recipe asks about
@@ -59,8 +60,7 @@ class ElboMethod(Method):
         """Of retrainings and of unlearnings by several seeds, each set by its seed; else nothing."""
         return {}
 
-    def independent_seeds(self) -> tuple[int, ...]:
-        """Seeds of `seed_sets` that count as retrainings of their own."""
+    def replicates(self) -> tuple[int, ...]:
         return tuple(self.seed_sets())
 
     def on(self, grouping: Grouping) -> Self:
@@ -227,6 +227,6 @@ def run_oracle(run: Run) -> ElboMethod:
     if not has_counterfactuals(oracle) or not oracle.oracle:
         raise GudaError(
             "evaluation-oracle-unsupported",
-            f"evaluation.against = {against!r}: only logo is an oracle with retrainings to compare",
+            f"evaluation.against = {against!r}: only logo is an oracle with a retraining for every group",
         )
     return oracle

@@ -98,7 +98,7 @@ class Gradient(Method):
     def check(self) -> None:
         """Everything that would fail in a worker, before anything is trained."""
         model = architecture(self.run)
-        if model.conditional and self.run.recipe.prompts is None:
+        if model.frozen is not None and self.run.recipe.prompts is None:
             raise GudaError(
                 "training-prompts-missing",
                 f"{self.method_id} needs what the model is told of each training image: `prompts` in the recipe",

@@ -49,7 +49,7 @@ class PosteriorMethod(ElboMethod):
         return [(ModelRef("base"), refs)]
 
     def check(self) -> None:
-        refuse_conditional(architecture(self.run))
+        refuse_conditional(architecture(self.run), load_data(self.run))
 
     def fit(self) -> list[Task]:
         def task(file: str, said: str = "", **further: Any) -> Task:

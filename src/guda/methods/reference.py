@@ -14,8 +14,8 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.methods.terms import load_queries, score_tasks
-from guda.run.data import load_data, scored_groups, training_prompts
-from guda.run.models import architecture
+from guda.run.data import load_data, scored_groups
+from guda.run.models import architecture, training_prompts
 from guda.run.run import Run
 from guda.run.samples import average_name
 from guda.run.task import Task

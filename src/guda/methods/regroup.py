@@ -3,6 +3,7 @@
     method.on(Subset(("cat", "dog")))   some of the data's groups: a level of a tree, or a few groups for tuning
     placebos_of(method, 20)             random groups, to see what a score is where there is no group
     pairs_of(method, [("cat", "dog")])  two groups left out together, to see whether scores add up
+    unions_of(method, [("cat", "dog", "owl")])   any number of groups left out together
 
 Every other grouping is made of the same training images, so everything that leaves out or unlearns a group does the
 same with it. A retraining without a pair deletes the places of both groups from the same stream (same start, same
@@ -11,7 +12,7 @@ order, same noise as its singles); an operator's forget set is the union.
 A placebo is as large as the median group and drawn by the key (seed, "placebo", number) from the whole training set;
 the data are regrouped into {placebo, rest}. A group whose score is not above most of theirs cannot be told from chance.
 
-Files lie beside those of the run's groups, in `pairs/` and `placebo/` of the method's folder.
+Files lie beside those of the run's groups, in `pairs/`, `unions/` and `placebo/` of the method's folder.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from guda.config import Config
 from guda.data.groups import Groups
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
+from guda.files import digest
 from guda.methods.base import Method
 from guda.methods.elbo import ElboMethod, has_counterfactuals
 from guda.run.data import load_data, scored_groups
-from guda.run.models import architecture
 from guda.unlearning.bank import FILES, file_name
 
 Pair = tuple[str, str]
@@ -119,7 +120,7 @@ class Placebos(Grouping):
                 "placebo-method-unsupported",
                 f"{method.method_id} unlearns nothing, so it has no placebos; give --method and an operator",
             )
-        if not method.regroupable or architecture(method.run).conditional:
+        if not method.regroupable:
             raise GudaError(
                 "placebo-labels-unsupported",
                 f"{method.method_id} unlearns a group by its own label or prompts, which random images do not share; "
@@ -159,6 +160,51 @@ class Pairs(Grouping):
             )
 
 
+class Unions(Grouping):
+    """Several groups each that are left out together: an opt-out of all of them, or the complement of a coalition."""
+
+    suffix = "-unions"
+    drifts = False
+    repeated = False
+    unions: tuple[tuple[str, ...], ...]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(union_name(union) for union in self.unions)
+
+    def regroup(self, known: Groups, group: str) -> Groups:
+        inside = known.membership[:, [known.index(g) for g in self._union(group)]].any(axis=1)
+        return Groups((group, "rest"), np.stack([inside, ~inside], axis=1))
+
+    def file(self, known: Groups, group: str) -> str:
+        names = sorted(self._union(group), key=known.index)
+        return f"unions/{digest(names)}.safetensors"
+
+    def _union(self, group: str) -> tuple[str, ...]:
+        return self.unions[self.groups.index(group)]
+
+    @classmethod
+    def check(cls, method: Method) -> None:
+        if not method.regroupable or not method.unlearns:
+            raise GudaError(
+                "union-method-unsupported",
+                f"{method.method_id} cannot unlearn several groups together here; give --by posterior, or an operator "
+                "that works on images alone (retrack, shift)",
+            )
+
+
+def union_name(names: Sequence[str]) -> str:
+    """Readable as long as there are few."""
+    return " + ".join(names) if len(names) <= 3 else f"{len(names)} groups {digest(list(names), 8)}"
+
+
+def unions_of(method: Method, which: Sequence[Sequence[str]]) -> ElboMethod:
+    """The method with unions of groups for groups."""
+    Unions.check(method)
+    assert has_counterfactuals(method)
+    return method.on(Unions(unions=tuple(tuple(names) for names in which)))
+
+
 def task_grouping(method: ElboMethod) -> dict[str, Any] | None:
     """What a task needs to know to fit one of the method's groups; None: a group of the data's own."""
     if method.grouping is None or type(method.grouping) is Subset:
@@ -171,7 +217,8 @@ def regrouped(method: Method, grouping: dict[str, Any] | None) -> ElboMethod:
     assert has_counterfactuals(method)
     if grouping is None:
         return method
-    return method.on((Pairs if "pairs" in grouping else Placebos).model_validate(grouping))
+    kind = next((cls for key, cls in (("pairs", Pairs), ("unions", Unions)) if key in grouping), Placebos)
+    return method.on(kind.model_validate(grouping))
 
 
 # ---- placebos

@@ -118,7 +118,7 @@ class Synthesized(Method):
 
     def check(self) -> None:
         model = architecture(self.run)
-        if model.conditional and self.run.recipe.prompts is None:
+        if model.frozen is not None and self.run.recipe.prompts is None:
             raise GudaError(
                 "training-prompts-missing",
                 f"{self.method_id} is not defined for conditional models without prompts of the training images",

@@ -35,7 +35,8 @@ class ModelRef:
     base: str  # name of a full model, see run/models.py
     counterfactual: str | None = None  # file, relative to the run
     member: int | None = None  # which group, where one file is the rule of all (unlearning/rule.py)
-    against: str | None = None  # the full model it is compared with, if not its base (retrainings)
+    against: str | None = None  # what it is compared with, if not its base: a full model (retrainings), or the file of
+    # a control (continuations), which is compared with itself
 
     @property
     def key(self) -> str:
@@ -52,8 +53,17 @@ class ModelRef:
 
     @property
     def reference(self) -> ModelRef | None:
-        """The full model that a counterfactual came from."""
-        return None if self.counterfactual is None else ModelRef(self.against or self.base)
+        """The full model, or the control, that a counterfactual is compared with."""
+        if self.counterfactual is None or self.against == self.counterfactual:
+            return None
+        if self._control is not None:
+            return control_ref(self.base, self._control)
+        return ModelRef(self.against or self.base)
+
+    @property
+    def _control(self) -> str | None:
+        """The file of the control it is compared with."""
+        return self.against if self.against is not None and self.against.endswith(".safetensors") else None
 
     def identity(self, run: Run) -> str:
         """Changes with the weights."""
@@ -69,7 +79,14 @@ class ModelRef:
 
     def needs(self, run: Run) -> tuple[str, ...]:
         files = model_files(run, self.base) + ((self.counterfactual,) if self.counterfactual else ())
-        return files if self.against is None else (*files, *model_files(run, self.against))
+        if self.against is None:
+            return files
+        return (*files, *(model_files(run, self.against) if self._control is None else (self._control,)))
+
+
+def control_ref(base: str, file: str) -> ModelRef:
+    """A control: the model `base` after the steps that its counterfactuals took, with all groups."""
+    return ModelRef(base, file, against=file)
 
 
 class Bench:

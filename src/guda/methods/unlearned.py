@@ -12,8 +12,8 @@ from guda.methods.base import METHODS, Method, make_method
 from guda.methods.elbo import ElboMethod, Set
 from guda.methods.reference import reference, reference_scores, reference_tasks
 from guda.methods.regroup import regrouped, task_grouping
-from guda.methods.terms import ModelRef
-from guda.run.data import load_data, load_prompts, prompt_files
+from guda.methods.terms import ModelRef, control_ref
+from guda.run.data import load_data, prompt_files
 from guda.run.models import (
     architecture,
     conditional_name,
@@ -21,13 +21,16 @@ from guda.run.models import (
     load_model,
     model_files,
     need_training,
+    run_classes,
+    told,
     training_inputs,
 )
 from guda.run.run import Run
 from guda.run.task import Task, tick
 from guda.scoring.bands import Bands
 from guda.scoring.reference import Drift, measure_drift
-from guda.unlearning.unlearn import OPERATORS, Operator, check_groups, check_kind, flips, unlearn_group
+from guda.unlearning.bank import CONTROL_FILE
+from guda.unlearning.unlearn import CONTROL, OPERATORS, Operator, check_groups, check_kind, flips, unlearn_group
 
 
 class Unlearned(ElboMethod):
@@ -54,16 +57,45 @@ class Unlearned(ElboMethod):
         """Of the settings' own seed, the file is where it is without `seeds`."""
         return super().file(group, None if seed == self.config.seed else seed)
 
+    @property
+    def origin(self) -> str:
+        """The model that is changed."""
+        return "start" if self.operator.from_start else "base"
+
+    @property
+    def settings(self) -> Any:
+        """Its settings, with what the recipe's training decides."""
+        return self.operator.settle(self.config, self.run.recipe.training)
+
+    def control(self, seed: int) -> str:
+        """Of a coupled operator: the file of what its groups are compared with, whichever groups these are."""
+        return f"{self.folder}/{CONTROL_FILE}" if seed == self.config.seed else f"{self.folder}/s{seed}/{CONTROL_FILE}"
+
     def sets(self) -> list[Set]:
-        return [
-            (ModelRef("base"), {g: ModelRef("base", self.file(g, seed)) for g in self.groups}) for seed in self.seeds
-        ]
+        def one(seed: int) -> Set:
+            if not self.operator.coupled:
+                return ModelRef("base"), {g: ModelRef("base", self.file(g, seed)) for g in self.groups}
+            file = self.control(seed)
+            refs = {g: ModelRef(self.origin, self.file(g, seed), against=file) for g in self.groups}
+            return control_ref(self.origin, file), refs
+
+        return [one(seed) for seed in self.seeds]
 
     def seed_sets(self) -> dict[int, Set]:
         return dict(zip(self.seeds, self.sets(), strict=True)) if len(self.seeds) > 1 else {}
 
     def check(self) -> None:
-        check_kind(self.id, architecture(self.run).conditional)
+        classes, groups = run_classes(self.run), load_data(self.run).groups
+        check_kind(
+            self.id, architecture(self.run).kind, classes is not None and classes.are_groups(groups, self.groups)
+        )
+        if self.operator.from_start and self.run.recipe.model.start is None:
+            raise GudaError(
+                "pretrained-start-missing",
+                f"{self.method_id} retrains from the pretrained start, and the recipe of {self.run.root} names none "
+                "(model.start); use continuation",
+            )
+        self.operator.settle(self.config, self.run.recipe.training)
         check_groups(self.id, load_data(self.run).groups, self.groups)
 
     def nodes(self) -> tuple[str, ...]:
@@ -76,14 +108,17 @@ class Unlearned(ElboMethod):
 
     def passes(self, group: str) -> float:
         """How many times the steps of a leaf: a group above others is as much larger, and an epoch of unlearning is one
-        pass over the forget set. Leaves have the same number of steps whatever their sizes."""
+        pass over the forget set. Leaves have the same number of steps whatever their sizes, and so have all groups
+        that share a control."""
+        if self.operator.coupled:
+            return 1.0
         if self.grouping is not None and self.grouping.passes is not None:
             return self.grouping.passes
         known = load_data(self.run).groups
         if group in known.leaf_names:
             return 1.0
-        mean = sum(known.sizes[k] for k in known.leaves) / len(known.leaves)
-        return max(1.0, known.sizes[known.index(group)] / mean)
+        mean, whole = sum(known.sizes[k] for k in known.leaves) / len(known.leaves), self.regrouped(group)
+        return max(1.0, whole.sizes[whole.index(group)] / mean)
 
     def fit(self) -> list[Task]:
         if self.trains and self.run.recipe.training is None:
@@ -93,7 +128,7 @@ class Unlearned(ElboMethod):
                 f"{self.run.root} has no `training` section; leave {self.method_id} out",
             )
         before = conditional_tasks(self.run) if self.operator.needs_conditional else []
-        needs = model_files(self.run, "base") + tuple(path for task in before for path in task.makes)
+        needs = model_files(self.run, self.origin) + tuple(path for task in before for path in task.makes)
         needs += prompt_files(self.run)
         config = self.config.model_copy(update={"seeds": ()}).model_dump(mode="json")
 
@@ -104,14 +139,20 @@ class Unlearned(ElboMethod):
                 name=f"fit {self.id} without {group}{said}", stage=f"fit/{self.method_id}",
                 fn="guda.methods.unlearned:fit_group",
                 args={"method": self.id, "config": config, "group": group, "grouping": task_grouping(self)} | further,
-                makes=(self.file(group, seed),), needs=needs, cost=float(self.fit_evals() * self.passes(group)),
-                store=self.config.store,
+                makes=(self.path(group, seed),), needs=needs, cost=evals * self.passes(group), store=self.config.store,
             )  # fmt: skip
 
-        return before + [task(group, seed) for seed in self.seeds for group in self.nodes()]
+        evals = float(self.operator.fit_evals(self.settings))
+        also = (CONTROL,) if self.operator.coupled else ()
+        return before + [task(group, seed) for seed in self.seeds for group in also + self.nodes()]
+
+    def path(self, group: str, seed: int | None = None) -> str:
+        """Its file, that of the control included."""
+        return self.control(self.config.seed if seed is None else seed) if group == CONTROL else self.file(group, seed)
 
     def fitted(self) -> bool:
-        return all(self.run.has(self.file(group, seed)) for seed in self.seeds for group in self.groups)
+        also = (CONTROL,) if self.operator.coupled else ()
+        return all(self.run.has(self.path(group, seed)) for seed in self.seeds for group in also + self.groups)
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         tasks = super().score(queries, planned)
@@ -126,14 +167,16 @@ class Unlearned(ElboMethod):
         return measure_drift(reference_scores(self, images, bands), self.outside(images.index))
 
     def fit_evals(self) -> float:
-        return float(self.operator.fit_evals(self.config))
+        """Per group; that of a control is shared among them."""
+        evals = float(self.operator.fit_evals(self.settings))
+        return evals * (1 + 1 / len(self.groups)) if self.operator.coupled else evals
 
 
 def unlearned_method(name: str, operator: type[Operator]) -> type[Method]:
     """The method that scores by models which `operator` has changed."""
     body = {
         "id": name, "operator": operator, "Config": operator.Config, "summary": operator.summary,
-        "trains": operator.needs_conditional,
+        "trains": operator.needs_conditional, "bankable": not operator.from_start,
     }  # fmt: skip
     return type(f"Unlearned_{name}", (Unlearned,), body)
 
@@ -152,14 +195,16 @@ def fit_group(
     if OPERATORS[method].needs_conditional:
         conditional = load_model(run, conditional_name(need_training(run).seed))
     notes: dict[str, Any] = {}
-    model, prompts = load_model(run, "base"), None if run.recipe.prompts is None else load_prompts(run)
-    latents, _ = training_inputs(run, model, flips(found.config))
-    settings = found.config.model_copy(
-        update={"steps": round(found.config.steps * found.passes(group))} | ({} if seed is None else {"seed": seed})
+    assert isinstance(found, Unlearned)
+    model, prompts = load_model(run, found.origin), told(run)
+    settled = found.settings
+    latents, _ = training_inputs(run, model, flips(settled))
+    settings = settled.model_copy(
+        update={"steps": round(settled.steps * found.passes(group))} | ({} if seed is None else {"seed": seed})
     )
-    data = replace(load_data(run), groups=found.regrouped(group))
+    data = load_data(run) if group == CONTROL else replace(load_data(run), groups=found.regrouped(group))
     made = unlearn_group(model, data, group, method, settings, tick, conditional, notes, prompts, latents)
-    path = run.path(found.file(group, seed))
+    path = run.path(found.path(group, seed))
     if notes:  # first: the counterfactual says that the task is done
         write_json(path.with_suffix(".json"), notes)
     made.save(path)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from guda.language import tr
 from guda.scoring.bars import Row, Scale, make_row
 from guda.scoring.reading import LOG_UNIT, Kind, Verdict, axis_label, direction_text, verdict
 from guda.scoring.reference import Null
@@ -72,7 +73,7 @@ class MethodView:
     def direction(self, q: int) -> str:
         """Of a path divergence: whether the picture is explained worse or better without its first group, if known."""
         g = int(self.order[q, 0])
-        return direction_text(f"group {self.scores.groups[g]}", self.scores.cell(q, g).direction)
+        return direction_text(tr("group {group}", group=self.scores.groups[g]), self.scores.cell(q, g).direction)
 
     def _scaled(self, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         lo, hi = (None if a is None else a * factor for a in (self.lo, self.hi))
@@ -101,7 +102,7 @@ class MethodView:
     def per_verdicts(self) -> list[Verdict]:
         """By intervals alone: ranks are of whole groups, and placebos have one size."""
         score, lo, hi = self._scaled(PER / self.sizes)
-        unit, order = f"{self.unit} per {PER:,} images", self.per_order
+        unit, order = f"{self.unit} {tr('per {n} images', n=f'{PER:,}')}", self.per_order
 
         def known(array: np.ndarray | None, q: int, g: int) -> float | None:
             return None if array is None or np.isnan(array[q, g]) else float(array[q, g])
@@ -134,9 +135,10 @@ class MethodView:
         """What stands before a picture's most probable groups. A calibrated set says what retraining would; else the
         probability is of the noise of scoring, unless the spread over trainings is known."""
         if self.scores.answer is not None:
-            return "retraining puts one of these groups first (95 % of pictures)"
-        given = "over trainings" if self.scores.stderr_training is not None else "given these models"
-        return f"probability of being first, {given}"
+            return tr("retraining puts one of these groups first (95 % of pictures)")
+        if self.scores.stderr_training is not None:
+            return tr("probability of being first, over trainings")
+        return tr("probability of being first, given these models")
 
     def odds(self, q: int) -> list[tuple[int, float | None]]:
         """(group, probability of being first) of those that may well be, most probable first; of a calibrated answer
@@ -195,13 +197,14 @@ class MethodView:
         more = ""
         if self.per_image:
             per = signed(float(self.per_score[q, g]), self.per_digits)
-            more = f"; {per} per {PER:,} images (group of {int(self.sizes[g]):,})"
+            told = tr("per {n} images", n=f"{PER:,}"), tr("group of {n}", n=f"{int(self.sizes[g]):,}")
+            more = f"; {per} {told[0]} ({told[1]})"
         found = self.scores.cell(q, g)
         if found.p_first is not None and self.scores.answer is None:  # a calibrated set says it instead
-            more += f"; first with probability {probability(found.p_first)}"
+            more += "; " + tr("first with probability {p}", p=probability(found.p_first))
         if found.predicted_lo is not None and found.predicted_hi is not None:
             between = interval(found.predicted_lo, found.predicted_hi, self.digits)
-            more += f"; another training would score {between} (95 %)"
+            more += "; " + tr("another training would score {between} (95 %)", between=between)
         return make_row(g, found, scale, self.digits, more)
 
     def group_lines(self, exemplars: Sequence[tuple[str, ...]]) -> list[GroupLine]:
@@ -214,7 +217,7 @@ class MethodView:
             own = self.scores.own[:, g]  # a score that a screen lent says nothing of this group
 
             def mean(values: np.ndarray, digits: int, own: np.ndarray = own, g: int = g) -> str:
-                return signed(float(values[own, g].mean()), digits) if own.any() else "did not race"
+                return signed(float(values[own, g].mean()), digits) if own.any() else tr("did not race")
 
             per = mean(self.per_score, self.per_digits) if self.per_image else None
             lines.append(

@@ -81,12 +81,12 @@ class Content:
     @cached_property
     def seed_firsts(self) -> np.ndarray:
         """int [S, Q]: the first group by each retraining alone; S = 0 where their scores are not kept."""
+        from guda.methods.base import get_method
         from guda.steps import scores_path
-        from guda.steps.evaluate import run_oracle
 
         found = []
         if self.oracle is not None:
-            oracle = run_oracle(self.run)
+            oracle = get_method(self.run, self.oracle.id)
             for seed in oracle.independent_seeds():
                 path = scores_path(self.run, self.name, f"{oracle.method_id}-s{seed}")
                 if path.is_file() and (scores := Scores.read(path)).queries == self.queries.ids:

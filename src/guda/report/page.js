@@ -1,6 +1,8 @@
 "use strict";
-// Switching, sorting and filtering. The server drew every card for the main method; this only fills in other values,
-// so the page says the same without it. Verdicts come from Python (scoring/reading.py): one rule, one place.
+// Switching, sorting, filtering, turning pages and landing. Python drew every card for the main method; this only fills
+// in other values, so the page says the same without it. Verdicts come from Python (scoring/reading.py): one rule, one
+// place. What is chosen is in the address, behind the #: a place, then settings: #s1-00287&method=logo&page=2. Of a file
+// a browser lets a page change nothing else of its address.
 (() => {
   const D = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
@@ -16,11 +18,13 @@
     odds: el.querySelector(".odds"),
     direction: el.querySelector(".direction"),
     claimed: el.querySelector(".claimed"),
-    drawn: el.querySelector(".drawn"),
+    evidence: el.querySelector(".evidence"),
     top: [...el.querySelectorAll(".top figure")],
   }));
   const controls = $("controls");
   controls.hidden = false;
+  // A text in the page's language, with its placeholders filled in.
+  const say = (text, values) => D.text[text].replace(/\{(\w+)\}/g, (_, key) => values[key]);
 
   const plain = (v, d) => {
     const text = Math.abs(v).toLocaleString("en-US", { minimumFractionDigits: d, maximumFractionDigits: d });
@@ -48,7 +52,7 @@
   // The same as times() of scoring/reading.py.
   const times = (v) => {
     const factor = Math.exp(Math.min(v, 50));
-    return `${plain(factor, factor >= 10 ? 0 : factor >= 1 ? 1 : factor >= 0.095 ? 2 : 3)} times the average picture`;
+    return say("{p} times the average picture", { p: plain(factor, factor >= 10 ? 0 : factor >= 1 ? 1 : factor >= 0.095 ? 2 : 3) });
   };
 
   const scaleOf = (values) => {
@@ -89,21 +93,6 @@
   };
 
   const probability = (p) => (p < 0.005 ? "<1" : p >= 0.995 ? ">99" : Math.round(100 * p)) + "\u00a0%";
-  // Whose pictures stand for the method, and which columns of them: a group's own prompt first (report/same_noise.py).
-  const drawn = (card, m, g) => {
-    const d = D.drawings.methods[m.id], n = D.drawings.columns.length;
-    card.drawn.hidden = !d;
-    if (!d) return;
-    const all = [...Array(n).keys()], own = D.drawings.own && g < n;
-    const columns = (own ? [g, ...all.filter((c) => c !== g)] : all).slice(0, D.drawings.shown);
-    const [full, without] = card.drawn.children;
-    without.firstElementChild.lastElementChild.textContent = D.groups[g].name;
-    columns.forEach((c, i) => {
-      full.querySelectorAll("use")[i].setAttribute("href", "#" + d.full[c]);
-      without.querySelectorAll("use")[i].setAttribute("href", "#" + d.without[g][c]);
-    });
-  };
-
   const span = (cls, text) => {
     const el = document.createElement("span");
     el.className = cls;
@@ -116,7 +105,7 @@
     const line = per ? null : m.null; // placebos have one size: no line per 1,000 images
     const every = (rows) => rows.flatMap((r) => (r.lo === null ? [r.v] : [r.v, r.lo, r.hi])).concat(line === null ? [] : [line]);
     const common = $("scale").value === "common" ? scaleOf(shown.flatMap((s) => every(s.rows))) : null;
-    const unit = per ? `${m.unit} per 1,000 images` : m.axis;
+    const unit = per ? `${m.unit} ${say("per {n} images", { n: "1,000" })}` : m.axis;
     for (const card of cards) {
       const { rows, kind, headline, detail, note, odds } = shown[card.q];
       card.el.className = "card " + kind;
@@ -128,7 +117,7 @@
         const name = document.createElement("b");
         name.textContent = D.groups[g].name;
         return [i ? ", " : "", name, p === null ? "" : "\u00a0" + probability(p)];
-      }), m.answers && odds && odds.length > m.answers ? ` and ${odds.length - m.answers} more` : "");
+      }), m.answers && odds && odds.length > m.answers ? " " + say("and {n} more", { n: odds.length - m.answers }) : "");
       if (card.direction) {
         card.direction.textContent = m.directions ? m.directions[card.q] : "";
         card.direction.hidden = !card.direction.textContent;
@@ -138,7 +127,7 @@
         card.claimed.hidden = said < 0;
         card.claimed.textContent = said < 0 ? "" : m.claims[0][said];
       }
-      if (card.drawn) drawn(card, m, rows[0].g);
+      if (card.evidence) card.evidence.hidden = per || m !== D.methods[D.main]; // it is of that method's first group
       if (card.placebo) {
         card.placebo.hidden = line === null;
         card.placebo.classList.toggle("below", line !== null && !m.above[card.q]);
@@ -160,8 +149,8 @@
         const li = card.rows[i], [name, , value] = li.children, at = s.at(r.v);
         const [told, between] = measured(r.v, r.lo, r.hi, digits);
         li.className = (r.v < 0 ? "neg" : "pos") + (r.lo !== null && (r.lo > 0 || r.hi < 0) ? " sure" : r.lo === null ? " open" : "") + (r.g === gold ? " gold" : "");
-        li.title = `${D.groups[r.g].name}: ${told} ${between}${m.times ? ", " + times(r.v) : " " + unit} (group of ${D.groups[r.g].size.toLocaleString("en-US")})`;
-        if (odds && !m.answers) li.title += `; first with probability ${probability((odds.find(([g]) => g === r.g) || [0, 0])[1])}`;
+        li.title = `${D.groups[r.g].name}: ${told} ${between}${m.times ? ", " + times(r.v) : " " + unit} (${say("group of {n}", { n: D.groups[r.g].size.toLocaleString("en-US") })})`;
+        if (odds && !m.answers) li.title += `; ${say("first with probability {p}", { p: probability((odds.find(([g]) => g === r.g) || [0, 0])[1]) })}`;
         li.style.setProperty("--a", Math.min(at, zero) + "%");
         li.style.setProperty("--w", Math.abs(at - zero) + "%");
         if (r.lo === null) li.style.removeProperty("--h");
@@ -170,14 +159,14 @@
         value.replaceChildren(span("number", told), " ", span("interval", between));
         if (card.top[i]) {
           card.top[i].querySelector("use").setAttribute("href", "#" + D.groups[r.g].thumb);
-          card.top[i].querySelector("svg").setAttribute("aria-label", "training image of " + D.groups[r.g].name);
+          card.top[i].querySelector("svg").setAttribute("aria-label", say("training image of {group}", { group: D.groups[r.g].name }));
           card.top[i].lastElementChild.textContent = D.groups[r.g].name;
         }
       });
       if (card.oracle) {
         card.oracle.hidden = m.id === D.oracleName;
         const rank = rows.findIndex((r) => r.g === gold) + 1;
-        card.oracle.lastElementChild.textContent = `${D.oracleSays[card.q]}; this method ${rank === 1 ? "agrees" : "ranks it number " + rank}`;
+        card.oracle.lastElementChild.textContent = `${D.oracleSays[card.q]}; ${rank === 1 ? say("this method agrees", {}) : say("this method ranks it number {rank}", { rank })}`;
       }
     }
     $("about").textContent = `${m.id}${m.about ? ": " + m.about : ""} (${m.estimand}; ${unit}).`;
@@ -186,43 +175,173 @@
     list.classList.toggle("nulled", line !== null);
     if ($("null-key")) $("null-key").hidden = line === null;
     const kinds = Object.keys(D.labels).map((k) => [shown.filter((s) => s.kind === k).length, D.labels[k].toLowerCase(), k]);
-    $("tally").textContent = `${m.id}${per ? ", per 1,000 images" : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && !["unmeasured", "foreign", "copy"].includes(k))).map(([n, label]) => `${label} ${n}`).join(", ")}${per && m.null !== null ? " (placebo groups have one size and are not taken into account here)" : ""}.`;
+    $("tally").textContent = `${m.id}${per ? ", " + say("per {n} images", { n: "1,000" }) : ""}: ${kinds.filter(([n, , k]) => n || (m.lo && !["unmeasured", "foreign", "copy"].includes(k))).map(([n, label]) => `${label} ${n}`).join(", ")}${per && m.null !== null ? " " + say("(placebo groups have one size and are not taken into account here)", {}) : ""}.`;
     $("view").disabled = !m.perVerdicts;
     arrange();
   };
 
+  // ---- what is shown: filters, order, page -----------------------------------------------------------------------
+  const names = ["method", "view", "scale", "sort", "group", "kind", "search"];
+  const usual = { method: D.methods[D.main].id, view: "group", scale: "own", sort: "id", group: "", kind: "", search: "" };
+  let page = 1, place = "", found = cards;
+  const state = () => {
+    const now = Object.fromEntries(names.map((k) => [k, $(k).value]));
+    now.method = D.methods[now.method].id;
+    now.group = now.group === "" ? "" : D.groups[now.group].name;
+    return now;
+  };
+  const restore = (asked) => {
+    const want = { ...usual, ...asked };
+    const method = D.methods.findIndex((m) => m.id === want.method);
+    $("method").value = method < 0 ? D.main : method;
+    const group = D.groups.findIndex((g) => g.name === want.group);
+    $("group").value = group < 0 ? "" : group;
+    for (const k of ["view", "scale", "sort", "kind"]) $(k).value = [...$(k).options].some((o) => o.value === want[k]) ? want[k] : usual[k];
+    $("search").value = want.search;
+  };
+  const address = (target, number) => {
+    const now = state(), parts = names.filter((k) => now[k] !== usual[k]).map((k) => `${k}=${encodeURIComponent(now[k])}`);
+    if (number > 1) parts.push("page=" + number);
+    return "#" + [target, ...parts].filter((p) => p !== "").join("&");
+  };
+  const remember = () => {
+    const now = address(place, page);
+    if (now !== (location.hash || "#")) history.replaceState(null, "", now);
+  };
+
+  const matches = (card) => {
+    const s = shown[card.q], first = s.kind === "foreign" ? "" : D.groups[s.rows[0].g].name.toLowerCase();
+    const group = $("group").value, kind = $("kind").value;
+    if ((group !== "" && (s.rows[0].g !== +group || s.kind === "foreign")) || (kind !== "" && s.kind !== kind)) return false;
+    const words = $("search").value.trim().toLowerCase().split(/\s+/);
+    return words.every((w) => (w.startsWith("group:") ? first === w.slice(6) : D.queries[card.q].includes(w) || first.includes(w)));
+  };
   const arrange = () => {
-    const group = $("group").value, kind = $("kind").value, words = $("search").value.trim().toLowerCase().split(/\s+/);
-    const sort = $("sort").value;
-    const order = [...cards];
+    const sort = $("sort").value, order = [...cards];
     if (sort !== "id") order.sort((a, b) => shown[b.q][sort] - shown[a.q][sort] || a.q - b.q);
-    let n = 0;
-    for (const card of order) {
-      const s = shown[card.q];
-      const keep = (group === "" || (s.rows[0].g === +group && s.kind !== "foreign")) && (kind === "" || s.kind === kind) && words.every((w) => D.queries[card.q].includes(w));
-      card.el.hidden = !keep;
-      n += keep;
-    }
+    found = order.filter(matches);
     list.append(...order.map((c) => c.el));
-    $("count").textContent = n === cards.length ? `All ${n} pictures` : `${n} of ${cards.length} pictures`;
+    turn();
+  };
+  // One page of what was found; all pages are links.
+  const turn = () => {
+    const pages = Math.max(1, Math.ceil(found.length / D.page));
+    page = Math.min(Math.max(1, page), pages);
+    const from = (page - 1) * D.page, visible = new Set(found.slice(from, from + D.page));
+    for (const card of cards) card.el.hidden = !visible.has(card);
+    const n = found.length, total = cards.length, range = { n, total, from: from + 1, to: Math.min(from + D.page, n) };
+    $("count").textContent = pages === 1 ? say(n === total ? "All {n} pictures" : "{n} of {total} pictures", range)
+      : say(n === total ? "{from} to {to} of {n} pictures" : "{n} of {total} pictures match; {from} to {to} of them", range);
     $("nothing").hidden = n > 0;
+    const wanted = [...new Set([1, page - 1, page, page + 1, pages])].filter((p) => p >= 1 && p <= pages);
+    const link = (number, text, title) => {
+      const a = document.createElement("a");
+      a.href = address("pictures", number);
+      a.textContent = text;
+      a.title = title;
+      return a;
+    };
+    for (const pager of document.querySelectorAll(".pager")) {
+      pager.hidden = pages === 1;
+      const parts = page > 1 ? [link(page - 1, "\u2039", say("previous", {}))] : [];
+      wanted.forEach((p, i) => {
+        if (i && p - wanted[i - 1] > 1) parts.push(span("", "\u2026"));
+        const here = document.createElement("b");
+        here.textContent = p;
+        parts.push(p === page ? here : link(p, p, say("page {n}", { n: p })));
+      });
+      if (page < pages) parts.push(link(page + 1, "\u203a", say("next", {})));
+      pager.replaceChildren(...parts);
+    }
+  };
+  const changed = (redraw) => () => {
+    page = 1;
+    place = place === "" ? "" : "pictures";
+    if (redraw) draw(); else arrange();
+    remember();
+  };
+  const fresh = () => { restore({}); page = 1; draw(); };
+
+  // ---- landing: a place may be on another page, filtered away, or folded ---------------------------------------------
+  const land = (target) => {
+    document.querySelectorAll(".landed").forEach((e) => e.classList.remove("landed"));
+    const q = D.places.indexOf(target), el = document.getElementById(target);
+    if (!el) return;
+    if (q >= 0) {
+      if (!found.some((c) => c.q === q)) fresh();
+      page = 1 + Math.floor(found.findIndex((c) => c.q === q) / D.page);
+      turn();
+      el.classList.add("landed");
+    }
+    if (el.tagName === "DETAILS") el.open = true;
+    for (let d = el.closest("details"); d; d = d.parentElement.closest("details")) d.open = true;
+    el.scrollIntoView({ block: "start" });
+  };
+  const arrive = () => {
+    const parts = location.hash.slice(1).split("&").map((p) => { try { return decodeURIComponent(p); } catch { return ""; } });
+    const settings = Object.fromEntries(parts.filter((p) => p.includes("=")).map((p) => [p.slice(0, p.indexOf("=")), p.slice(p.indexOf("=") + 1)]));
+    place = parts[0].includes("=") ? "" : parts[0];
+    if (Object.keys(settings).length || place === "") {
+      const before = state();
+      restore(settings);
+      page = parseInt(settings.page, 10) || 1;
+      const now = state(), other = (keys) => keys.some((k) => now[k] !== before[k]);
+      if (other(["method", "view", "scale"])) draw();
+      else if (other(names)) arrange();
+      else turn();
+    }
+    if (place !== "") land(place);
+    remember();
   };
 
   compute();
-  for (const id of ["method", "view", "scale"]) $(id).addEventListener("change", draw);
-  for (const id of ["sort", "group", "kind"]) $(id).addEventListener("change", arrange);
-  $("search").addEventListener("input", arrange);
+  restore({});
+  for (const id of ["method", "view", "scale"]) $(id).addEventListener("change", changed(true));
+  for (const id of ["sort", "group", "kind"]) $(id).addEventListener("change", changed(false));
+  $("search").addEventListener("input", changed(false));
   controls.addEventListener("submit", (e) => e.preventDefault());
-  // A reload may keep what was chosen before, and `reset` takes effect only after its event.
-  controls.addEventListener("reset", () => setTimeout(draw));
-  $("nothing").querySelector("button").addEventListener("click", () => controls.reset());
-  if ($("method").value !== String(D.main) || $("view").value !== "group" || $("scale").value !== "own") draw();
-  else arrange();
-  for (const a of document.querySelectorAll("a[data-kind]")) a.addEventListener("click", () => {
-    controls.reset();
-    setTimeout(() => { $("kind").value = a.dataset.kind; draw(); });
+  const all = (e) => { e.preventDefault(); fresh(); remember(); };
+  controls.addEventListener("reset", all);
+  $("nothing").querySelector("button").addEventListener("click", all);
+  addEventListener("hashchange", arrive);
+  // the same link once more changes no address, but must land
+  document.addEventListener("click", (e) => {
+    const a = e.target.closest("a[href^='#']");
+    if (a && a.getAttribute("href") === location.hash) { e.preventDefault(); arrive(); }
   });
-  // Paper cannot unfold. What is there once per method and picture stays folded where it would fill a book.
-  const folded = list.classList.contains("many") ? ":not(.aside):not(.methods)" : ":not(.aside)";
-  addEventListener("beforeprint", () => document.querySelectorAll("details" + folded).forEach((d) => (d.open = true)));
+  arrange();
+  if (location.hash.length > 1) { history.scrollRestoration = "manual"; arrive(); }
+
+  // ---- groups and tables that can be sorted ------------------------------------------------------------------------
+  document.querySelector(".sorter").hidden = false;
+  $("order").addEventListener("change", () => {
+    const by = $("order").value, number = by === "first" || by === "size";
+    for (const el of document.querySelectorAll(".grouplist")) {
+      el.append(...[...el.children].sort((a, b) => (number ? b.dataset[by] - a.dataset[by] : by === "order" ? a.dataset[by] - b.dataset[by] : a.dataset[by].localeCompare(b.dataset[by])) || a.dataset.order - b.dataset.order));
+    }
+  });
+  const valueOf = (row, i) => {
+    const text = row.cells[i].textContent.trim(), number = parseFloat(text.replace(/[\u2212]/g, "-").replace(/,/g, ""));
+    return Number.isNaN(number) ? text : number;
+  };
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const body = table.tBodies[0];
+    [...table.tHead.rows[0].cells].forEach((th, i) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "sort";
+      button.append(...th.childNodes);
+      th.append(button);
+      button.addEventListener("click", () => {
+        const down = th.getAttribute("aria-sort") !== "descending" && (i > 0 || th.getAttribute("aria-sort") === "ascending");
+        for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+        th.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const rows = [...body.rows].map((row) => [valueOf(row, i), row]);
+        rows.sort(([a], [b]) => (typeof a !== typeof b ? (typeof a === "number" ? -1 : 1) : (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true })) * (down ? -1 : 1)));
+        body.append(...rows.map(([, row]) => row));
+      });
+    });
+  }
+  // Paper cannot unfold: the experts' part is opened, what is there once per picture or method stays folded.
+  addEventListener("beforeprint", () => document.querySelectorAll("details.expert, details.table").forEach((d) => (d.open = true)));
 })();

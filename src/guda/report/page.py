@@ -1,8 +1,9 @@
 """RUN/report.html: one self-contained page for readers who did not run the experiment themselves.
 
-It shows the pictures, their groups with intervals, how far to trust them and what they cannot tell. The same run gives
-the same bytes: no date, no path of this machine. Without JavaScript the page shows the answers of its main method;
-with it, other methods, sorting and filters.
+It begins with the answer for a few pictures, then shows the groups with what was attributed to each, what scores cannot
+tell, every picture, and how far to trust it; the experts' tables are folded. The same run gives the same bytes: no
+date, no path of this machine. Without JavaScript the page shows the answers of its main method; with it, other methods,
+sorting, filters and pages of 24 pictures, all of them kept in the address behind the `#` (page.js).
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,42 +22,57 @@ from guda.errors import GudaError
 from guda.evaluation.sanity import table as sanity_table
 from guda.evaluation.tables import attributable_tables, averages_table, comparison
 from guda.files import write_text
+from guda.language import html, mark, speaking, spoken, tr
 from guda.methods.health import warnings
 from guda.report import costs, trust
-from guda.report.cards import PER, MethodView
+from guda.report.cards import PER, GroupLine
 from guda.report.content import Content
-from guda.report.pictures import BUDGET, EXEMPLAR, Symbols, data_uri, side_for
-from guda.report.same_noise import Drawings, read_drawings
-from guda.run.data import load_data
+from guda.report.picture_cards import SHOWN, Attributed, attributed, cards, examples, oracle_says
+from guda.report.pictures import BUDGET, EXEMPLAR, Symbols, side_for
+from guda.report.places import GROUP, places
+from guda.report.same_noise import read_drawings
+from guda.report.shares import coalition_tables
 from guda.run.run import Run
-from guda.scoring.reading import LABELS, NOT_VALIDATED, PATH_SIGN, READINGS, Verdict, value
+from guda.scoring.reading import LABELS, NOT_VALIDATED, PATH_SIGN, READINGS
 from guda.scoring.reference import SUBTRACTED
-from guda.scoring.scores import Scores
 from guda.table import percent, signed
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATE = "page.html.j2"
 
 EXEMPLARS = 4  # training images shown of each group
 
-SHOWN = 12  # groups of a picture shown at once; the others are folded away
-
 TINY = 96  # pictures of fewer pixels are enlarged with hard edges
-
-COMPARED = 3  # groups of each method in the table of all methods
 
 EXAMPLES = 3_000_000  # bytes of base64 of all training images
 
 WEIGHT = 28_000_000  # bytes of the page; thumbnails get what text and symbols leave
 
-ROW, LINE, CARD = 420, 150, 3_000  # bytes at most of a bar, of a method's line, of the rest of a card
+ROW, LINE, CARD = 420, 150, 3_500  # bytes at most of a bar, of a method's line, of the rest of a card
+
+PAGE = 24  # cards at a time
+
+GROUPS = 24  # groups shown at once; the others are folded away
 
 PLACEBO_SAYS = (
-    "does not stand out from placebo groups",
-    "the first score is above 95 % of placebo scores, but not its whole interval",
-    "the first score is above 95 % of placebo scores",
+    mark("does not stand out from placebo groups"),
+    mark("the first score is above 95 % of placebo scores, but not its whole interval"),
+    mark("the first score is above 95 % of placebo scores"),
 )
 
-ODDS_NONE = ", among groups that do not stand out"
+ODDS_NONE = mark(", among groups that do not stand out")
+
+# What the page's script says by itself.
+SCRIPT_TEXTS = (
+    mark("All {n} pictures"), mark("{n} of {total} pictures"), mark("{from} to {to} of {n} pictures"),
+    mark("{n} of {total} pictures match; {from} to {to} of them"), mark("per {n} images"), mark("group of {n}"),
+    mark("first with probability {p}"), mark("this method agrees"), mark("this method ranks it number {rank}"),
+    mark("and {n} more"), mark("training image of {group}"), mark("previous"), mark("next"), mark("page {n}"),
+    mark("{p} times the average picture"),
+    mark("(placebo groups have one size and are not taken into account here)"),
+)  # fmt: skip
 
 
 def report_path(run: Run, queries: str, variant: str | None = None) -> Path:
@@ -72,14 +88,19 @@ def report_path(run: Run, queries: str, variant: str | None = None) -> Path:
     return run.path("-".join(["report", queries, *([variant] if variant else [])]) + ".html")
 
 
-def write_report(run: Run, queries: str, variant: str | None = None, out: Path | None = None) -> Path:
+def write_report(
+    run: Run, queries: str, variant: str | None = None, out: Path | None = None, language: str = "en"
+) -> Path:
     """Write the report on one scored query set; returns its file. `variant`: of raced scores, the stop rule's name."""
-    return write_content(Content.read(run, queries, variant), out or report_path(run, queries, variant))
+    return write_content(
+        Content.read(run, queries, variant), out or report_path(run, queries, variant), language=language
+    )
 
 
-def write_content(content: Content, path: Path, drawn: bool = True) -> Path:
+def write_content(content: Content, path: Path, drawn: bool = True, language: str = "en") -> Path:
     """`drawn`: with the same-noise pictures that are there."""
-    write_text(path, render_content(content, drawn))
+    with speaking(language):
+        write_text(path, render_content(content, drawn))
     return path
 
 
@@ -88,122 +109,44 @@ def render(run: Run, queries: str, variant: str | None = None) -> str:
 
 
 def render_content(content: Content, drawn: bool = True) -> str:
+    return environment("guda.report").get_template(TEMPLATE).render(**_context(content, drawn))
+
+
+def environment(*packages: str) -> Environment:
+    """Templates of these packages and of the bars; also of the page that `guda serve` shows."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("guda.report", "."), PackageLoader("guda.scoring", ".")]), autoescape=True,
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(p, ".") for p in (*packages, "guda.scoring")]), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"percent": percent, "signed": signed}
-    return environment.get_template(TEMPLATE).render(**_context(content, drawn))
+    made.filters |= {"percent": percent, "signed": signed, "thousands": "{:,}".format}
+    made.globals |= {"_": html, "spoken": spoken}
+    return made
 
 
-def _oracle_says(oracle: MethodView, q: int) -> str:
-    name, kind = oracle.scores.groups[oracle.order[q, 0]], oracle.verdicts[q].kind
-    return f"retraining ranks group {name} first{' (but not clearly)' if kind in ('close', 'nothing') else ''}"
+@dataclass(frozen=True)
+class GroupPlace:
+    """A group with what was attributed to it."""
+
+    number: int
+    place: str
+    line: GroupLine
+    pictures: list[Attributed]
 
 
-def _taught(content: Content) -> list[str] | None:
-    """How much fine-tuning as a whole contributed to each picture, if that was scored (methods/pretrained.py)."""
-    from guda.steps import scores_path
-
-    path = scores_path(content.run, content.name, "pretrained")
-    scores = Scores.read(path) if path.is_file() else None
-    if scores is None or scores.queries != content.queries.ids or scores.lo is None or scores.hi is None:
-        return None
-    return [
-        f"all fine-tuning data together: {value(s, lo, hi, 1, scores.unit)} over the pretrained start"
-        for s, lo, hi in zip(scores.score[:, 0], scores.lo[:, 0], scores.hi[:, 0], strict=True)
-    ]
-
-
-def _ways(content: Content) -> list[list[str]]:
-    """For every picture, the scores of the higher-level groups in a tree descent; empty if there was none."""
-    from guda.steps import upper_levels
-
-    levels = upper_levels(content.run, content.name, content.view.id, content.variant)
-    return [
-        [
-            f"level above ({content.view.id}): "
-            + "; ".join(str(g).removesuffix(f" {g.unit}") for g in level[query].top(COMPARED))
-            + f" {level.unit}"
-            for level in levels
-        ]
-        for query in content.queries.ids
-    ]
-
-
-def _side_by_side(content: Content, q: int) -> dict[str, Any]:
-    """Every method's first groups of one picture, and how many methods rank the same group first as retraining."""
-    first, names = content.oracle_first, content.data.groups.names
-    rows = [
-        (v.id, [(names[g], first is not None and g == first[q]) for g in v.order[q, :COMPARED]]) for v in content.views
-    ]
-    others = [shown for name, shown in rows if content.oracle is None or name != content.oracle.id]
-    return {"rows": rows, "of": len(others), "agree": sum(shown[0][1] for shown in others)}
-
-
-def _copied(content: Content, symbols: Symbols) -> list[tuple[str, str] | None]:
-    """(symbol, id) of the training image that a picture nearly repeats; None: of no image."""
-    data, found = load_data(content.run), content.view.scores.origins or ()
-    ids = [None if origin.copy_of not in data.ids else origin.copy_of for origin in found]
-    shown = [None if i is None else (symbols.add(data.images[data.ids.index(i)], EXEMPLAR), i) for i in ids]
-    return shown or [None] * content.queries.n
-
-
-def _noted(said: Verdict, compared: bool) -> Verdict:
-    """Nobody reads "not validated" beside how often retraining agreed, or beside retraining itself."""
-    return replace(said, note="") if compared and said.note == NOT_VALIDATED else said
-
-
-def _cards(
-    content: Content, side: int, drawings: Drawings | None, says: list[str], symbols: Symbols
-) -> list[dict[str, Any]]:
-    view, queries, ranks = content.view, content.queries, content.view.scores.rank
-    taught, first, ways = _taught(content), content.oracle_first, _ways(content)
-    copied = _copied(content, symbols)
-    drawn = None if drawings is None else drawings.methods.get(view.id)
-    claims = content.claims(view)
-    claimed = ["" if claims is None or claims[1][q] < 0 else claims[0][claims[1][q]] for q in range(queries.n)]
-    return [
-        {
-            "number": q,
-            "id": query,
-            "image": data_uri(queries.images[q], side),
-            "prompt": queries.prompts[q] if queries.prompts else None,
-            "pretrained": None if taught is None else taught[q],
-            "way": ways[q],
-            "verdict": _noted(view.verdicts[q], bool(claimed[q]) or view is content.oracle),
-            "remark": view.scores[q].origin.remark,
-            "copied": copied[q],
-            "odds": view.told_odds(q),
-            "untold": view.untold(q),
-            "direction": view.direction(q),
-            "claimed": claimed[q],
-            # tooltips of folded groups would be a tenth of a large page; the numbers are in the rows
-            "rows": [replace(r, title="") if i >= SHOWN else r for i, r in enumerate(view.rows(q))],
-            "scale": view.scale(q),
-            "oracle": None if first is None else first[q],
-            "placebo": None if view.above is None else int(view.above[q]),
-            "oracle_says": None if first is None else says[q],
-            "oracle_rank": None if first is None else int(ranks[q, first[q]]),
-            "columns": [] if drawings is None or drawn is None else drawings.chosen(int(view.order[q, 0])),
-            "methods": _side_by_side(content, q),
-        }
-        for q, query in enumerate(queries.ids)
-    ]
-
-
-def _payload(content: Content, exemplars: list[tuple[str, ...]], drawings: Drawings | None, says: list[str]) -> str:
+def _payload(content: Content, exemplars: list[tuple[str, ...]], where: list[str], says: list[str]) -> str:
     """What the page's script needs to switch methods, as JSON that is safe inside HTML."""
     from jinja2.utils import htmlsafe_json_dumps
 
     groups, queries = content.data.groups, content.queries
     value = {
         "main": content.main,
+        "page": PAGE,
         "groups": [
             {"name": n, "size": s, "thumb": e[0]} for n, s, e in zip(groups.names, groups.sizes, exemplars, strict=True)
         ],
+        "places": where,
         "queries": [
             f"{query} {queries.prompts[q] if queries.prompts else ''}".strip().lower()
             for q, query in enumerate(queries.ids)
@@ -211,11 +154,11 @@ def _payload(content: Content, exemplars: list[tuple[str, ...]], drawings: Drawi
         "oracle": content.oracle_first,
         "oracleName": content.oracle.id if content.oracle else None,
         "oracleSays": says,
-        "placeboSays": PLACEBO_SAYS,
-        "oddsNone": ODDS_NONE,
-        "labels": LABELS,
-        "notValidated": NOT_VALIDATED,
-        "drawings": None if drawings is None else drawings.to_json(),
+        "placeboSays": [tr(text) for text in PLACEBO_SAYS],
+        "oddsNone": tr(ODDS_NONE),
+        "labels": {kind: tr(label) for kind, label in LABELS.items()},
+        "notValidated": tr(NOT_VALIDATED),
+        "text": {text: tr(text) for text in SCRIPT_TEXTS},
         "methods": [v.to_json() | {"claims": content.claims(v)} for v in content.views],
     }
     return htmlsafe_json_dumps(value, dumps=lambda v, **_: json.dumps(v, separators=(",", ":"), allow_nan=False))
@@ -237,11 +180,15 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
     against = [oracle.id] if oracle is not None and oracle.id in ids else []
     order = list(dict.fromkeys([view.id, *against, *ids]))
     drawings = read_drawings(run, order, symbols) if drawn else None
-    says = [] if oracle is None else [_oracle_says(oracle, q) for q in range(queries.n)]
-    payload = _payload(content, exemplars, drawings, says)
+    says = [] if oracle is None else [oracle_says(oracle, q) for q in range(queries.n)]
+    where = places(queries.ids)
+    payload = _payload(content, exemplars, where, says)
     text = queries.n * (len(data.groups) * ROW + len(views) * LINE + CARD) + len(payload)
     left = WEIGHT - text - sum(len(uri) for _, uri in symbols.items())
-    cards = _cards(content, side_for(queries.n, min(BUDGET, left)), drawings, says, symbols)
+    shown = cards(content, side_for(queries.n, min(BUDGET, left)), where, says, symbols)
+    lines, lists = view.group_lines(exemplars), attributed(content)
+    listed = [GroupPlace(g, *parts) for g, parts in enumerate(zip(places(data.groups.names, GROUP), lines, lists,
+                                                                  strict=True))]  # fmt: skip
     script = files("guda.report").joinpath("page.js").read_text("utf-8")
     digests = content.digests()
     return {
@@ -271,23 +218,28 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "excess": view.reading.kind.endswith("excess"),  # whose mean over the pictures of the average is zero
         "asked": READINGS["elbo"].question,
         "path_sign": PATH_SIGN,
-        "placebo_says": PLACEBO_SAYS,
-        "odds_none": ODDS_NONE,
+        "placebo_says": [tr(text) for text in PLACEBO_SAYS],
+        "odds_none": tr(ODDS_NONE),
         "trust": trust,
         "comparison": None if content.entry is None else comparison(content.name, content.entry),
         "averages": None if content.entry is None else averages_table(content.name, content.entry),
         "attributable": [] if content.entry is None else attributable_tables(content.name, content.entry),
+        "coalitions": coalition_tables(run, content.name, content.entry),
         "costs": costs,
         "cost_lines": costs.cost_lines(run, content.name, views, content.variant),
         "stage_lines": costs.stage_lines(run),
-        "labels": LABELS,
+        "labels": {kind: tr(label) for kind, label in LABELS.items()},
         "counts": view.counts(),
-        "groups": view.group_lines(exemplars),
+        "groups": lines,
+        "listed": sorted(listed, key=lambda g: (-len(g.pictures), g.number)),
+        "groups_shown": GROUPS,
+        "examples": [shown[q] for q in examples(view)],
         "exemplars": exemplars,
         "symbols": symbols.items(),
         "drawings": drawings,
         "drawn": None if drawings is None else drawings.methods.get(view.id),
-        "cards": cards,
+        "cards": shown,
+        "page_size": PAGE,
         "shown": SHOWN,
         "per": PER,
         "tiny": max(data.shape[1:]) < TINY,

@@ -24,6 +24,7 @@ from guda.data.images import ImageData
 from guda.diffusion.noise import generator
 from guda.errors import GudaError
 from guda.files import write_bytes
+from guda.run.run import Run
 
 CELL, GAP, MARGIN, FONT = 72, 4, 10, 13  # pixels: a picture is at least about CELL and at most 2 CELL wide
 
@@ -105,6 +106,21 @@ def exemplars(
     return grid(rows, path, told, title=title or "Training images of every group (how many it has)")
 
 
+def write_samples(run: Run, queries: str, n: int = 12) -> Path:
+    """Some pictures of a query set as PNG files at their own size, evenly spread: RUN/pictures/<id>.png."""
+    from PIL import Image
+
+    from guda.methods.terms import load_queries
+
+    found = load_queries(run, queries)
+    for q in range(found.n)[:: max(1, found.n // n)][:n]:
+        image, buffer = found.images[q], io.BytesIO()
+        picture = Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
+        picture.save(buffer, "PNG", optimize=True)
+        write_bytes(run.path("pictures", f"{found.ids[q].replace('/', '_')}.png"), buffer.getvalue())
+    return run.path("pictures")
+
+
 LARGEST, SMALLEST = 128, 32  # longer side, pixels
 
 BUDGET = 20_000_000  # bytes of base64 for all queries together
@@ -131,13 +147,19 @@ def data_uri(image: np.ndarray, side: int) -> str:
 
 @dataclass
 class Symbols:
-    """Exemplars by content: equal pictures share one symbol."""
+    """Exemplars by content: equal pictures share one symbol. `prefix`: for pieces of pages that share a document."""
 
+    prefix: str = "x"
     uris: dict[str, int] = field(default_factory=dict)
 
     def add(self, image: np.ndarray, side: int = EXEMPLAR) -> str:
         """The symbol's id."""
-        return f"x{self.uris.setdefault(data_uri(image, side), len(self.uris))}"
+        return f"{self.prefix}{self.uris.setdefault(data_uri(image, side), len(self.uris))}"
+
+    def add_png(self, data: bytes) -> str:
+        """The symbol of a PNG as it is."""
+        uri = "data:image/png;base64," + base64.b64encode(data).decode()
+        return f"{self.prefix}{self.uris.setdefault(uri, len(self.uris))}"
 
     def items(self) -> list[tuple[str, str]]:
-        return [(f"x{number}", uri) for uri, number in self.uris.items()]
+        return [(f"{self.prefix}{number}", uri) for uri, number in self.uris.items()]

@@ -21,6 +21,7 @@ from guda.evaluation.ceiling import CEILING
 from guda.evaluation.intervals import Share
 from guda.evaluation.results import DatasetEntry, Figure, read_entry
 from guda.files import read_json
+from guda.language import tr
 from guda.methods.base import get_method
 from guda.methods.health import DriftFigure, Health, read_health
 from guda.report.cards import MethodView, Scale
@@ -117,23 +118,24 @@ def sentences(entry: DatasetEntry, method: str) -> list[str]:
     found = entry.methods.get(method)
     said = []
     if found is not None and method != CEILING and METRIC in found.metrics:
-        said.append(
-            f"{method} ranks the same group first as real retraining for {share(found.metrics[METRIC])} "
-            f"of the {entry.n_queries:,} pictures."
-        )
+        said.append(tr(
+            "{method} ranks the same group first as real retraining for {share} of the {n} pictures.", method=method,
+            share=share(found.metrics[METRIC]), n=f"{entry.n_queries:,}",
+        ))  # fmt: skip
         if (own := answered(entry, method)) is not None:
-            said[-1] += f" Of those that get an answer ({entry.figures['answered']:,.0f}) for {share(own)}."
+            said[-1] += " " + tr("Of those that get an answer ({n}) for {share}.",
+                                 n=f"{entry.figures['answered']:,.0f}", share=share(own))  # fmt: skip
     top = ceiling(entry)
     if top is not None:
-        said.append(
-            f"Retraining is itself noisy: a second retraining agrees with the others for {share(top)}. "
-            "That is the ceiling; no method can be expected to agree much better than that."
-        )
+        said.append(tr(
+            "Retraining is itself noisy: a second retraining agrees with the others for {share}. That is the ceiling; "
+            "no method can be expected to agree much better than that.", share=share(top),
+        ))  # fmt: skip
     else:
-        said.append("No ceiling was measured: that needs at least two retrainings with different seeds.")
+        said.append(tr("No ceiling was measured: that needs at least two retrainings with different seeds."))
     guess = chance(entry)
     if guess is not None:
-        said.append(f"Guessing would be right for {percent(guess)}.")
+        said.append(tr("Guessing would be right for {share}.", share=percent(guess)))
     return said
 
 
@@ -150,21 +152,26 @@ def agreed(share: Share) -> str:
 
 def claim_sentence(share: Share) -> str:
     """Beside a claim on a card."""
-    return (
-        f"claims of this strength: retraining agreed for {agreed(share)} of {share.n:,} "
-        f"picture{'' if share.n == 1 else 's'}, given these models"
-    )
+    if share.n == 1:
+        return tr("claims of this strength: retraining agreed for {share} of 1 picture, given these models",
+                  share=agreed(share))  # fmt: skip
+    return tr("claims of this strength: retraining agreed for {share} of {n} pictures, given these models",
+              share=agreed(share), n=f"{share.n:,}")  # fmt: skip
 
 
 def headline(entry: DatasetEntry | None, method: str, oracle: bool) -> str:
     """Why the page leads with this method."""
     found = None if entry is None else entry.methods.get(method)
     if found is not None and METRIC in found.metrics:
-        best = share(found.metrics[METRIC])
-        return f"{method} is shown first because it agreed best with retraining, for {best} of pictures."
+        best, top = share(found.metrics[METRIC]), None if entry is None else ceiling(entry)
+        said = tr("{method} is shown first because it agreed best with retraining, for {share} of pictures.",
+                  method=method, share=best)  # fmt: skip
+        if top is None:
+            return said
+        return said + " " + tr("One retraining agrees with the others for {share}.", share=share(top))
     if oracle:
-        return f"{method} is shown first; guda evaluate measures how far it agrees with retraining."
-    return f"{method} is the recipe's first method; it was not validated against retraining."
+        return tr("{method} is shown first; guda evaluate measures how far it agrees with retraining.", method=method)
+    return tr("{method} is the recipe's first method; it was not validated against retraining.", method=method)
 
 
 def calibration_sentence(method: str, shares: list[Share]) -> str:

@@ -78,8 +78,3 @@ def load_prompts(run: Run) -> Prompts:
 def prompt_files(run: Run) -> tuple[str, ...]:
     """Files that must exist before a text-to-image model is trained or evaluated on training images."""
     return () if run.recipe.prompts is None else ("/".join(PROMPTS),)
-
-
-def training_prompts(run: Run) -> tuple[str, ...] | None:
-    """One per training image; None for a run without prompts."""
-    return None if run.recipe.prompts is None else load_prompts(run).training

@@ -26,8 +26,10 @@ import numpy as np
 import torch
 
 from guda.config import ModelConfig, TrainingConfig
+from guda.data.classes import Classes, class_numbers
 from guda.data.groups import Groups
 from guda.data.images import ImageData
+from guda.data.prompts import Prompts
 from guda.diffusion import distributed
 from guda.diffusion.denoiser import Denoiser, Latents, default_device, encode_all
 from guda.diffusion.loading import OPTIONS, build_denoiser
@@ -36,7 +38,7 @@ from guda.diffusion.schedule import FlowSchedule, Schedule
 from guda.errors import GudaError, Mismatch
 from guda.files import TEMPORARY, atomic_folder, digest, read_json, read_tensors, write_json, write_tensors
 from guda.parts import FolderParts
-from guda.run.data import held_out_images, load_data, prompt_files, training_prompts
+from guda.run.data import held_out_images, load_data, load_prompts, prompt_files
 from guda.run.run import Run
 from guda.run.sketch import Sketch
 from guda.run.task import Task, tick
@@ -221,6 +223,27 @@ def architecture(run: Run) -> Denoiser:
     return build_denoiser(run.recipe.model, load_data(run).shape).to(default_device())
 
 
+def run_classes(run: Run) -> Classes | None:
+    """The classes of a class-conditional model; None for other models."""
+    config = run.recipe.model
+    if isinstance(run, Sketch) or given_name(config) is not None:
+        n = architecture(run).n_classes
+    else:
+        n = config.options.get("num_class_embeds")
+    return None if n is None else class_numbers(load_data(run), n)
+
+
+def told(run: Run) -> Prompts | Classes | None:
+    """What the model is told of the images: prompts or classes."""
+    return run_classes(run) if run.recipe.prompts is None else load_prompts(run)
+
+
+def training_prompts(run: Run) -> tuple[str, ...] | None:
+    """One per training image, a class as its number; None for a run whose model is told nothing, or not known what."""
+    found = told(run)
+    return None if found is None else found.training
+
+
 def training_warning(run: Run) -> str | None:
     """One line where the model under study was trained here and its loss was still falling at the end."""
     from guda.diffusion.training import still_falling
@@ -313,7 +336,7 @@ def _train_and_publish(
 
     denoiser, config = architecture(run), need_training(run)
     checkpoints = run.path("checkpoints", name)
-    held_out = None if label_dropout is not None or run.recipe.prompts is not None else held_out_images(run)
+    held_out = None if label_dropout is not None or denoiser.conditional else held_out_images(run)
     trained = train_model(
         run, seed, checkpoints, label_dropout=label_dropout, validation=held_out, preview=_preview(run, name, denoiser)
     )

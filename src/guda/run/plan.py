@@ -11,8 +11,8 @@ import numpy as np
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError, Mismatch
 from guda.files import read_json, write_json
-from guda.run.data import load_data, training_prompts
-from guda.run.models import load_model, model_digest, model_files, run_schedule
+from guda.run.data import load_data
+from guda.run.models import load_model, model_digest, model_files, run_schedule, training_prompts
 from guda.run.run import Run
 from guda.run.sketch import Sketch
 from guda.run.task import Task

@@ -1,7 +1,7 @@
 """The query set defined by the recipe: samples of the run's own model, drawn in resumable blocks.
 
-Unconditional models: `n` ancestral samples. Text-to-image models: one picture of every chosen object in every style
-that is asked about, by its evaluation prompt.
+Unconditional models: `n` ancestral samples; class-conditional ones: `n` of the classes in turn. Text-to-image models:
+one picture of every chosen object in every style that is asked about, by its evaluation prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from guda.diffusion.sampling import BLOCK, generate, sample, sample_id
 from guda.errors import GudaError
 from guda.files import digest
 from guda.run.data import load_data, load_prompts, prompt_files, scored_groups
-from guda.run.models import load_model, model_digest, model_files, run_schedule
+from guda.run.models import load_model, model_digest, model_files, run_classes, run_schedule
 from guda.run.parts import Shard, Sharded
 from guda.run.run import Run
 from guda.run.task import Task, tick
@@ -82,6 +82,16 @@ def prompt_list(run: Run, config: QueriesConfig) -> list[tuple[str, str]]:
     return [(f"{_slug(style)}/{_slug(name)}", found[style, name]) for style, name in _asked(run, config)]
 
 
+def asked_classes(run: Run, indices: range) -> list[str] | None:
+    """The class that each sample of a class-conditional model is drawn of, by its index; None for other models."""
+    if (found := run_classes(run)) is None:
+        return None
+    groups = load_data(run).groups
+    scored = {c for name in scored_groups(run) for c in found.of_group(groups, name)}
+    every = sorted(scored, key=int)
+    return [every[i % len(every)] for i in indices]
+
+
 def _block(run: Run) -> int:
     return BLOCK if run.recipe.prompts is None else TEXT_BLOCK
 
@@ -134,7 +144,9 @@ def sample_block(run: Run, config: dict[str, object], shard: int) -> None:
     made = _drawn_blocks(run, asked)
     here = range(made.shards[shard].start, made.shards[shard].stop)
     if run.recipe.prompts is None:
-        images = sample(model, here, seed=asked.seed, steps=asked.steps, block=block, tick=tick)
+        images = sample(
+            model, here, seed=asked.seed, steps=asked.steps, block=block, prompts=asked_classes(run, here), tick=tick
+        )
     else:
         prompts = [prompt for _, prompt in prompt_list(run, asked)[here.start : here.stop]]
         images = generate(
@@ -151,7 +163,11 @@ def collect_samples(run: Run, config: QueriesConfig, name: str | None = None) ->
         count = query_count(run, config)
         images = _drawn_blocks(run, config).concat("images")[:count]
         if run.recipe.prompts is None:
-            ids, prompts = tuple(sample_id(config.seed, i) for i in range(count)), None
+            classes = asked_classes(run, range(count))
+            ids, prompts = (
+                tuple(sample_id(config.seed, i) for i in range(count)),
+                None if classes is None else tuple(classes),
+            )
         else:
             ids, prompts = (tuple(column) for column in zip(*prompt_list(run, config), strict=True))
         Queries(ids, images, prompts, name).save(run.path("queries", name))

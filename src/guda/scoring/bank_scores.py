@@ -53,6 +53,8 @@ class Member:
 
 
 class BankModels:
+    """The full model, or the bank's control in its place, and the models without each group."""
+
     def __init__(self, model: Denoiser, bank: Bank) -> None:
         self.model, self.bank = model, bank
         self._digest = model.digest()
@@ -66,12 +68,13 @@ class BankModels:
         return self.model
 
     def identity(self, member: Member) -> str:
-        return self._digest if member.group is None else f"{self._digest} {member.group}"
+        own = f"{self._digest} {member.group}"
+        return own if member.group is not None else self._digest if self.bank.control is None else f"{own} control"
 
     def several(self, members: Sequence[Member]) -> Denoiser:
         group = members[0].group
         if group is None or members[0].family is None:
-            return self._bench.use(None if group is None else self.bank[group])
+            return self._bench.use(self.bank.control if group is None else self.bank[group])
         ruled = [self.bank[str(m.group)].apply(self.model) for m in members]  # refuses another base
         assert isinstance(ruled[0], RuledDenoiser)
         return RuledDenoiser(self._bench.use(None), ruled[0].rule, [r.groups[0] for r in ruled])  # type: ignore[attr-defined]
@@ -140,7 +143,7 @@ def _origins(
     p, copied = None, list[Copied | None]([None] * queries.n)
     if samples is not None:
         plan, full = typical_plan(model.schedule, config.seed), Member(None)
-        models = BankModels(model, bank)
+        models = BankModels(model, Bank({}))
         scorer = Scorer(plan, settings, model.schedule, models, MemoryParts(), config.shard)
 
         def describe(pictures: Queries) -> Described:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from guda.errors import GudaError
+from guda.language import html
 from guda.scoring.reading import axis_label, value
 from guda.table import decimals, measured, plain
 
@@ -98,7 +99,9 @@ def split_sheet(css: str) -> tuple[str, str, str]:
 def _template() -> Any:
     from jinja2 import Environment, PackageLoader
 
-    return Environment(loader=PackageLoader("guda.scoring", "."), autoescape=True).from_string(
+    environment = Environment(loader=PackageLoader("guda.scoring", "."), autoescape=True)
+    environment.globals["_"] = html
+    return environment.from_string(
         """{% from "bars.html.j2" import axis, bars, verdict %}
 <div class="guda-scores" style="--names:{{ names }}ch;--values:{{ values }}ch"><style>{{ css|safe }}</style>
 <p>{{ about }}</p>

@@ -126,7 +126,7 @@ class Cells(Generic[M]):
                 with settings.active():
                     denoiser = settings.prepare(scorer.models.several(of))
                     if scorer.path and isinstance(denoiser, RuledDenoiser):
-                        squares = measure_rule(denoiser, draws, settings.block, by_cell)
+                        squares = measure_rule(denoiser, draws, settings.block, by_cell, cond)
                     else:
                         found = measure(denoiser, draws, settings.block, cond, before, squares=by_cell)
                         squares = found.errors if found.changes is None else found.changes

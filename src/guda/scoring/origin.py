@@ -144,7 +144,7 @@ def read_origins(columns: Mapping[str, Sequence[Any]], n_groups: int) -> tuple[O
 
 LEAST = 39  # samples; with fewer even the farthest picture has p > 1 / 40, and the covariance is not worth much
 
-ROUNDS = 2  # of the draws that describe a picture (scoring/plan.py, `typical_plan`)
+ROUNDS = 6  # of the draws that describe a picture (scoring/plan.py, `typical_plan`)
 
 DEGREE = 3  # of the curve along t inside a stratum
 

@@ -4,6 +4,7 @@ ELBO difference      nats        positive: the model explains the picture worse 
 its excess           nats        positive: more so than for the average picture
 path divergence      nats        never negative; any two trainings differ a little, so zero means nothing
 its excess           log ratio   positive: the model changes more than for the average picture; log 6 = 6 times
+datamodel            nats        positive: models of random halves explain the picture better with the group
 other                own unit    says nothing about a model without the group
 
 The verdict on one picture, in plain language, from where it comes from and its groups' intervals and ranks.
@@ -31,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from guda.language import mark, tr
 from guda.scoring.origin import UNKNOWN, Origin
 from guda.table import measured, plain, signed
 
@@ -46,14 +48,22 @@ EXCESS_SIGN = "positive = the group mattered more than for the average picture"
 
 PATH_SIGN = "larger = the model changes more without the group"
 
-AVERAGE = "the average picture"
+HALF_SIGN = "positive = models of random halves of the groups explain the picture better with the group"
+
+HALF_EXCESS_SIGN = f"{HALF_SIGN}, more than for the average picture"
+
+CLOSER_SIGN = "positive = models of random halves of the groups come closer to the full model with the group"
+
+CLOSER_EXCESS_SIGN = f"{CLOSER_SIGN}, more than for the average picture"
+
+AVERAGE = mark("the average picture")
 
 SURE = 2.0  # standard errors beyond which the sign of an ELBO difference is told
 
 
 @dataclass(frozen=True)
 class Reading:
-    kind: str  # elbo, elbo-excess, path, path-excess, own
+    kind: str  # elbo, path, half, closer, each also with -excess; own
     question: str  # what is asked of every picture and group
     text: str  # of a score
     zero: str  # what an interval must be above for its group to count
@@ -76,49 +86,114 @@ class Reading:
         return self.kind == "elbo"
 
 
-ASKED = "if the model had never seen this group’s images, how"
-
-NO_SIGN = "It shows how much the model changes, and not whether it explains the picture worse or better."
-
 READINGS = {
     "elbo": Reading(
-        "elbo", f"{ASKED} much less likely would it find this picture?",
-        "The score is in nats (natural-log units of likelihood). Positive: the group mattered. The model explains the "
-        "picture worse without it. Close to zero: leaving the group out makes no measurable difference. Negative: the "
-        "model explains the picture better without it.",
-        "zero", ("mattered: interval above zero", "interval includes zero", "explained better without it"), "",
+        "elbo",
+        mark("if the model had never seen this group’s images, how much less likely would it find this picture?"),
+        mark("The score is in nats (natural-log units of likelihood). Positive: the group mattered. The model explains "
+             "the picture worse without it. Close to zero: leaving the group out makes no measurable difference. "
+             "Negative: the model explains the picture better without it."),
+        mark("zero"),
+        (mark("mattered: interval above zero"), mark("interval includes zero"), mark("explained better without it")),
+        "",
     ),
     "elbo-excess": Reading(
-        "elbo-excess", f"{ASKED} much less likely would it find this picture, compared with its average picture?",
-        "The score is in nats, less what the average picture of this model scores. Positive: the group mattered more "
-        "than for the average picture. Zero: as much as for the average picture. Negative: less.",
-        AVERAGE, ("more than for the average picture", "not told apart from the average picture",
-                  "less than for the average picture"), "0 = the average picture",
+        "elbo-excess",
+        mark("if the model had never seen this group’s images, how much less likely would it find this picture, "
+             "compared with its average picture?"),
+        mark("The score is in nats, less what the average picture of this model scores. Positive: the group mattered "
+             "more than for the average picture. Zero: as much as for the average picture. Negative: less."),
+        mark(AVERAGE),
+        (mark("more than for the average picture"), mark("not told apart from the average picture"),
+         mark("less than for the average picture")),
+        "0 = the average picture",
     ),
     "path": Reading(
-        "path", f"{ASKED} differently would it make this picture?",
-        "The score is a path divergence in nats: how far the model’s denoising steps along this picture would move. "
-        "Larger: the model changes more without the group. It is never negative, and zero is not the mark for “no "
-        f"effect”, because any two trainings differ a little. Compare groups with each other. {NO_SIGN}",
-        "zero", ("size of the change", "interval includes zero", ""), "",
+        "path",
+        mark("if the model had never seen this group’s images, how differently would it make this picture?"),
+        mark("The score is a path divergence in nats: how far the model’s denoising steps along this picture would "
+             "move. Larger: the model changes more without the group. It is never negative, and zero is not the mark "
+             "for “no effect”, because any two trainings differ a little. Compare groups with each other. It shows how "
+             "much the model changes, and not whether it explains the picture worse or better."),
+        mark("zero"), (mark("size of the change"), mark("interval includes zero"), ""), "",
     ),
     "path-excess": Reading(
-        "path-excess", f"{ASKED} differently would it make this picture, compared with its average picture?",
-        "The score is a log ratio of path divergences: +1.8 means that leaving the group out changes the model 6 times "
-        "as much for this picture as for the average picture of this model (e to the power of 1.8). Zero: as much as "
-        f"for the average picture. Negative: less. {NO_SIGN}",
-        AVERAGE, ("changes more than for the average picture", "not told apart from the average picture",
-                  "changes less than for the average picture"), "0 = the average picture",
+        "path-excess",
+        mark("if the model had never seen this group’s images, how differently would it make this picture, compared "
+             "with its average picture?"),
+        mark("The score is a log ratio of path divergences: +1.8 means that leaving the group out changes the model 6 "
+             "times as much for this picture as for the average picture of this model (e to the power of 1.8). Zero: "
+             "as much as for the average picture. Negative: less. It shows how much the model changes, and not whether "
+             "it explains the picture worse or better."),
+        mark(AVERAGE),
+        (mark("changes more than for the average picture"), mark("not told apart from the average picture"),
+         mark("changes less than for the average picture")),
+        "0 = the average picture",
+    ),
+    "half": Reading(
+        "half",
+        mark("if models of random halves of the groups had seen this group’s images, how much better would they "
+             "explain this picture?"),
+        mark("The score is in nats: how much more likely models that were trained on random halves of the groups find "
+             "the picture if the half contains the group, on average (the Banzhaf value at one half). It is not the "
+             "score of leaving the group out of the whole. Negative: they explain the picture better without it."),
+        mark("zero"),
+        (mark("contributes: interval above zero"), mark("interval includes zero"), mark("explained better without it")),
+        "",
+    ),
+    "half-excess": Reading(
+        "half-excess",
+        mark("if models of random halves of the groups had seen this group’s images, how much better would they "
+             "explain this picture, compared with the average picture?"),
+        mark("The score is in nats: how much more likely models of random halves of the groups find the picture if the "
+             "half contains the group, less the same of the average picture of this model. Zero: as much as for the "
+             "average picture."),
+        mark(AVERAGE),
+        (mark("more than for the average picture"), mark("not told apart from the average picture"),
+         mark("less than for the average picture")),
+        "0 = the average picture",
+    ),
+    "closer": Reading(
+        "closer",
+        mark("if models of random halves of the groups had seen this group’s images, how much closer to the full model "
+             "would they come along this picture?"),
+        mark("The score is in nats of path divergence: how much nearer models of random halves of the groups come to "
+             "the full model along this picture if the half contains the group, on average."),
+        mark("zero"),
+        (mark("contributes: interval above zero"), mark("interval includes zero"), mark("further away with it")), "",
+    ),
+    "closer-excess": Reading(
+        "closer-excess",
+        mark("if models of random halves of the groups had seen this group’s images, how much closer to the full model "
+             "would they come, compared with the average picture?"),
+        mark("The score is the change of the logarithm of a path divergence: by how much the distance of models of "
+             "random halves from the full model shrinks along this picture if the half contains the group, less the "
+             "same of the average picture of this model."),
+        mark(AVERAGE),
+        (mark("more than for the average picture"), mark("not told apart from the average picture"),
+         mark("less than for the average picture")),
+        "0 = the average picture",
     ),
     "own": Reading(
-        "own", "how alike are they?",
-        "It does not measure what the model would do without the group. Higher means more alike.",
-        "zero", ("interval above zero", "interval includes zero", "interval below zero"), "",
+        "own", mark("how alike are they?"),
+        mark("It does not measure what the model would do without the group. Higher means more alike."),
+        mark("zero"),
+        (mark("interval above zero"), mark("interval includes zero"), mark("interval below zero")), "",
     ),
 }  # fmt: skip
 
 
+BY_SIGN = {
+    HALF_SIGN: "half",
+    HALF_EXCESS_SIGN: "half-excess",
+    CLOSER_SIGN: "closer",
+    CLOSER_EXCESS_SIGN: "closer-excess",
+}
+
+
 def reading(unit: str, sign: str) -> Reading:
+    if sign in BY_SIGN:
+        return READINGS[BY_SIGN[sign]]
     if unit == LOG_UNIT:
         return READINGS["path-excess"]
     if unit != NATS:
@@ -130,7 +205,7 @@ def times(score: float) -> str:
     """A log ratio as a factor, with two significant digits or more: 6.0 times, 0.25 times, 148 times."""
     factor = math.exp(min(score, 50.0))
     digits = 1 if factor >= 1 else 2 if factor >= 0.095 else 3
-    return f"{plain(factor, digits if factor < 10 else 0)} times {AVERAGE}"
+    return tr("{p} times the average picture", p=plain(factor, digits if factor < 10 else 0))
 
 
 def value(score: float, lo: float | None, hi: float | None, digits: int, unit: str) -> str:
@@ -154,23 +229,29 @@ def direction(elbo: float | None, stderr: float | None) -> str | None:
 
 
 def direction_text(group: str, way: str | None) -> str:
-    return "" if way is None else f"without {group} the picture is explained {way}"
+    if way is None:
+        return ""
+    if way == "worse":
+        return tr("without {group} the picture is explained worse", group=group)
+    return tr("without {group} the picture is explained better", group=group)
 
 
 Kind = Literal["stands-out", "close", "nothing", "foreign", "copy", "unmeasured"]
 
 LABELS: dict[Kind, str] = {
-    "stands-out": "One group stands out",
-    "close": "Too close to call",
-    "nothing": "Nothing stands out",
-    "foreign": "Not a picture of this model",
-    "copy": "Near copy of a training image",
-    "unmeasured": "No interval, no verdict",
+    "stands-out": mark("One group stands out"),
+    "close": mark("Too close to call"),
+    "nothing": mark("Nothing stands out"),
+    "foreign": mark("Not a picture of this model"),
+    "copy": mark("Near copy of a training image"),
+    "unmeasured": mark("No interval, no verdict"),
 }
 
-NOT_VALIDATED = "not validated against retraining"
+NOT_VALIDATED = mark("not validated against retraining")
 
-RACED = f"by a race, which stops early: scoring with all rounds may give another verdict; {NOT_VALIDATED}"
+RACED = mark(
+    "by a race, which stops early: scoring with all rounds may give another verdict; not validated against retraining"
+)
 
 NAMED = 3  # groups of a tie that are named; the others are counted
 
@@ -193,39 +274,48 @@ def verdict(
 ) -> Verdict:
     """`ranked`: all groups of one picture, best first; scores must be above `floor` to count. `validation`: how answers
     by this method were compared with retraining."""
-    note = validation or NOT_VALIDATED
+    note = tr(validation or NOT_VALIDATED)
     if origin.copy_of is not None:
-        return Verdict("copy", f"nearly repeats the training image {origin.copy_of}", _alike(origin),
+        return Verdict("copy", tr("nearly repeats the training image {image}", image=origin.copy_of), _alike(origin),
                        (origin.copy_group or "",))  # fmt: skip
     if origin.foreign:
-        return Verdict("foreign", "this model does not make such pictures", f"{_unlike(origin)}; no attribution")
+        return Verdict("foreign", tr("this model does not make such pictures"), _unlike(origin))
     found = _by_scores(ranked, digits, floor)
-    return replace(found, note=note) if found.groups or note == RACED else found
+    return replace(found, note=note) if found.groups or note == tr(RACED) else found
 
 
 def _unlike(origin: Origin) -> str:
-    return f"fewer than {100 * (origin.typical_p or 0):.2g} % of its own pictures are as unusual"
+    return tr("fewer than {share} % of its own pictures are as unusual; no attribution",
+              share=f"{100 * (origin.typical_p or 0):.2g}")  # fmt: skip
 
 
 def _alike(origin: Origin) -> str:
-    near = "" if origin.copy_distance is None else f", at {origin.copy_distance:.2g} of the usual distance"
-    return f"of group {origin.copy_group}{near}"
+    if origin.copy_distance is None:
+        return tr("of group {group}", group=origin.copy_group)
+    return tr("of group {group}, at {distance} of the usual distance", group=origin.copy_group,
+              distance=f"{origin.copy_distance:.2g}")  # fmt: skip
 
 
 def _listed(names: Sequence[str]) -> str:
     rest = len(names) - NAMED
     if rest > 0:
-        return f"{', '.join(names[:NAMED])} and {rest} more"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        return tr("{names} and {n} more", names=", ".join(names[:NAMED]), n=rest)
+    return names[0] if len(names) == 1 else tr("{names} and {last}", names=", ".join(names[:-1]), last=names[-1])
 
 
 def _by_answers(answers: Sequence[str], told: str, clear: bool, clears: str) -> Verdict:
     """From the calibrated set, which errs by the noise of scoring too: the calibration's pictures were scored alike."""
     if len(answers) > 1:
-        return Verdict("close", f"one of the groups {_listed(answers)}", f"the first is {told}", tuple(answers))
+        return Verdict("close", tr("one of the groups {groups}", groups=_listed(answers)),
+                       tr("the first is {value}", value=told), tuple(answers))  # fmt: skip
     if not clear:
-        return Verdict("nothing", "nothing stands out", f"the first, {answers[0]}, does not clear {clears}: {told}")
-    return Verdict("stands-out", f"group {answers[0]} stands out", f"{told}; alone in its answer set", (answers[0],))
+        return Verdict("nothing", tr("nothing stands out"), _unclear(answers[0], clears, told))
+    return Verdict("stands-out", tr("group {group} stands out", group=answers[0]),
+                   tr("{value}; alone in its answer set", value=told), (answers[0],))  # fmt: skip
+
+
+def _unclear(group: str, clears: str, told: str) -> str:
+    return tr("the first, {group}, does not clear {floor}: {value}", group=group, floor=clears, value=told)
 
 
 def _by_scores(ranked: Sequence[GroupScore], digits: int, floor: float) -> Verdict:
@@ -233,32 +323,37 @@ def _by_scores(ranked: Sequence[GroupScore], digits: int, floor: float) -> Verdi
     first = ranked[0]
     told, read = value(first.score, first.lo, first.hi, digits, first.unit), reading(first.unit, first.sign)
     if first.lo is None:
-        return Verdict("unmeasured", f"group {first.group} is first", f"{told}; no interval, so no verdict")
-    clears = read.zero if floor <= 0 else f"what placebo groups score ({signed(floor, digits)})"
+        return Verdict("unmeasured", tr("group {group} is first", group=first.group),
+                       tr("{value}; no interval, so no verdict", value=told))  # fmt: skip
+    placebos = tr("what placebo groups score ({floor})", floor=signed(floor, digits))
+    clears = tr(read.zero) if floor <= 0 else placebos
     bar = max(floor, 0.0) if read.has_zero or floor > 0 else -math.inf  # path divergences are never zero
     if not any(g.lo is not None and g.lo > bar for g in ranked):
-        return Verdict("nothing", "nothing stands out", f"no interval clears {clears}; first is {first.group}, {told}")
+        return Verdict("nothing", tr("nothing stands out"),
+                       tr("no interval clears {floor}; first is {group}, {value}", floor=clears, group=first.group,
+                          value=told))  # fmt: skip
     if answers := [g.group for g in ranked if g.answer]:
         return _by_answers(answers, told, first.lo > bar, clears)
     may = [g for g in ranked[1:] if g.rank_lo in (None, 1)]
     if first.rank_hi is not None and first.p_first is not None:
         rivals = [] if first.rank_hi == 1 else [g.group for g in may]
-        why = "their differences are within the error; the first is"
+        why = tr("their differences are within the error; the first is {value}", value=told)
     else:  # no ranks, or those of a race, which says nothing about the order of the first few
         rivals = [] if first.rank_hi == 1 else [g.group for g in may if g.hi is not None and g.hi >= first.lo]
-        why = "their intervals overlap that of the first:"
+        why = tr("their intervals overlap that of the first: {value}", value=told)
     tied = [first.group, *rivals]
     if len(tied) > 1:
-        return Verdict("close", f"groups {_listed(tied)} not separated", f"{why} {told}", tuple(tied))
+        return Verdict("close", tr("groups {groups} not separated", groups=_listed(tied)), why, tuple(tied))
     once = 0 if first.rank_hi == 1 else sum(g.lo is None for g in may)
     if once:
-        seen = "1 group has" if once == 1 else f"{once} groups have"
-        why = f"{told}; {seen} no interval (seen only once, or not at all), so its first place is not tested"
-        return Verdict("unmeasured", f"group {first.group} is first", why)
+        why = tr("{value}; {n} group has no interval (seen only once, or not at all), so its first place is not tested",
+                 value=told, n=1) if once == 1 else tr(
+            "{value}; {n} groups have no interval (seen only once, or not at all), so its first place is not tested",
+            value=told, n=once)  # fmt: skip
+        return Verdict("unmeasured", tr("group {group} is first", group=first.group), why)
     if first.lo <= bar:
-        return Verdict("nothing", "nothing stands out", f"the first, {first.group}, does not clear {clears}: {told}")
+        return Verdict("nothing", tr("nothing stands out"), _unclear(first.group, clears, told))
     left = sum(g.rank_lo is None for g in ranked[1:]) if first.rank_hi == 1 else 0  # those that a screen left out
-    among = f" of the {len(ranked) - left} that were raced" if left else ""
-    return Verdict(
-        "stands-out", f"group {first.group} stands out", f"{told}; clear of the next group{among}", (first.group,)
-    )
+    why = tr("{value}; clear of the next group", value=told) if not left else tr(
+        "{value}; clear of the next group of the {n} that were raced", value=told, n=len(ranked) - left)  # fmt: skip
+    return Verdict("stands-out", tr("group {group} stands out", group=first.group), why, (first.group,))

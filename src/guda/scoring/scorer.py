@@ -230,7 +230,8 @@ class _Round(Generic[M]):
             with scorer.settings.active():
                 ruled = scorer.models.several(models)
                 assert isinstance(ruled, RuledDenoiser)
-                found = {"change": measure_rule(ruled, self._some(chosen)[0], scorer.settings.block)}
+                draws, cond = self._some(chosen)
+                found = {"change": measure_rule(ruled, draws, scorer.settings.block, cond=cond)}
         else:
             measured = self._measure(models, chosen, None if before is None else before.at(chosen))
             found = {"error": measured.errors}

@@ -133,14 +133,17 @@ def measure(
 
 
 @torch.inference_mode()
-def measure_rule(denoiser: RuledDenoiser, draws: Draws, block: int, squares: Squares = whole) -> np.ndarray:
-    """The changes float64 [K, Q, S] of a rule's members. They are a function of x_t alone: no network is evaluated.
-    `squares` as of `measure`."""
-    _, x_t, t, _ = _rows(draws)
+def measure_rule(
+    denoiser: RuledDenoiser, draws: Draws, block: int, squares: Squares = whole, cond: Cond | None = None
+) -> np.ndarray:
+    """The changes float64 [K, Q, S] of a rule's members. They are a function of x_t and its class alone: no network is
+    evaluated. `squares` as of `measure`."""
+    _, x_t, t, owner = _rows(draws)
     found, device = [], denoiser.device
     for rows in blocks(len(t), block):
         x_b, t_b = rows.take(x_t).to(device), rows.take(t).to(device)
-        moved = squares(denoiser.x0_changes(x_b, t_b).flatten(0, 1)).unflatten(0, (-1, len(t_b)))
+        told = None if cond is None else cond[rows.take(owner)].to(device)
+        moved = squares(denoiser.x0_changes(x_b, t_b, told).flatten(0, 1)).unflatten(0, (-1, len(t_b)))
         a, s = denoiser.schedule.coefficients(t_b, moved[0])
         ratio = torch.where(a > 0, a / s, 1.0)  # eps moves by a/s of what x_0 does; without signal x_0 itself counts
         found.append((ratio**2 * moved)[:, : rows.n].cpu())

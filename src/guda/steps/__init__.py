@@ -23,7 +23,7 @@ from guda.steps.fit import (
 )
 from guda.steps.function import evaluate_cross, evaluate_function
 from guda.steps.health import health, health_methods
-from guda.steps.init import init, status
+from guda.steps.init import applicable, init, status
 from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_path
 from guda.steps.memory import plan_memory
 from guda.steps.pairs import pairs, parse_pairs
@@ -57,15 +57,19 @@ from guda.steps.settings import (
     set_values,
     update_settings,
 )
+from guda.steps.shares import ShareOptions, read_shares, shares, shares_file
 from guda.steps.sizing import check_hours, sized, steps_per_second
 from guda.steps.tune import tune
+from guda.steps.without import without, without_file
 
 __all__ = [
     "Budget",
     "ClusterConfig",
     "Engine",
+    "ShareOptions",
     "ablate",
     "add_queries",
+    "applicable",
     "ask_origins",
     "band_shares",
     "calibrate",
@@ -114,6 +118,7 @@ __all__ = [
     "ray_engine",
     "read_ablation",
     "read_sanity",
+    "read_shares",
     "read_space",
     "run_all",
     "run_methods",
@@ -126,6 +131,8 @@ __all__ = [
     "scores_path",
     "seconds_per_evaluation",
     "set_values",
+    "shares",
+    "shares_file",
     "sized",
     "status",
     "steps_per_second",
@@ -137,4 +144,6 @@ __all__ = [
     "variant",
     "warnings",
     "watch",
+    "without",
+    "without_file",
 ]

@@ -23,8 +23,9 @@ from guda.methods.regroup import fitted_placebos, pair_files
 from guda.run.data import load_data
 from guda.run.models import architecture, load_model, model_digest, model_files, need_training
 from guda.run.run import Run
-from guda.unlearning.bank import FILES, Card, Counterfactual, dtype_text, full_bytes
+from guda.unlearning.bank import CONTROL_FILE, FILES, Card, Counterfactual, dtype_text, full_bytes
 from guda.unlearning.rule import RULE, read_rule
+from guda.unlearning.unlearn import CONTROL
 
 LORA = "pytorch_lora_weights.safetensors"  # as diffusers names a LoRA file
 
@@ -48,7 +49,9 @@ class Stored:
 def _files(run: Run) -> list[str]:
     """Stored by methods that keep counterfactuals, whatever their settings were; samples are artifacts too."""
     keepers = {name for name, cls in METHODS.items() if cls.counterfactuals}
-    found = [p.relative_to(run.root) for files in (FILES, RULE) for p in run.path("artifacts").rglob(files)]
+    found = [
+        p.relative_to(run.root) for files in (FILES, CONTROL_FILE, RULE) for p in run.path("artifacts").rglob(files)
+    ]
     return sorted(str(p) for p in found if p.parts[1].rpartition("-")[0] in keepers)
 
 
@@ -60,6 +63,7 @@ def _expected(run: Run) -> dict[str, str]:
         if not has_counterfactuals(method):
             continue
         refs = [(r.counterfactual, g) for _, groups in method.sets() for g, r in groups.items()]
+        refs += [(full.counterfactual, CONTROL) for full, _ in method.sets()]
         names |= {file: group for file, group in refs if file is not None} | pair_files(method)
         if method.unlearns:  # of a tree, the groups above
             names |= {method.file(group): group for group in method.nodes()}
@@ -74,9 +78,15 @@ def _base_digest(run: Run) -> str | None:
     return model_digest(run, "base") if all(run.has(f) for f in model_files(run, "base")) else None
 
 
+def _start_digest(run: Run) -> str | None:
+    """Of the pretrained start, which a short retraining changes."""
+    return None if run.recipe.model.start is None else model_digest(run, "start")
+
+
 def bank_list(run: Run) -> list[Stored]:
     """Every stored counterfactual, by its header: weights are not read."""
     full, base, used = full_bytes(architecture(run).module), _base_digest(run), _expected(run)
+    bases = (base, _start_digest(run))
 
     def row(file: str) -> Stored:
         size = run.path(file).stat().st_size
@@ -92,7 +102,7 @@ def bank_list(run: Run) -> list[Stored]:
         return Stored(
             method=card.method, group=card.group, kind=card.kind, rank=card.about.get("rank"), dtype=card.dtype,
             bytes=size, share=size / full, used=file in used, file=file,
-            base_ok=None if card.kind == "weights" or base is None else card.base == base,
+            base_ok=None if card.kind == "weights" or base is None else card.base in bases,
         )  # fmt: skip
 
     return [row(file) for file in _files(run)]
@@ -102,21 +112,27 @@ def bank_verify(run: Run) -> dict[str, Any]:
     """Reads every stored file; returns how many there are and what is wrong with which."""
     files, expected, base = _files(run), _expected(run), _base_digest(run)
     network = architecture(run) if base is None else load_model(run, "base")
+    start = None if (first := _start_digest(run)) is None else (load_model(run, "start"), first)
     problems = [
         {"file": file, "problem": problem}
         for file in files
         for problem in (
             _rule_problems(run, file, network, base)
             if Path(file).name == RULE
-            else _problems(run.path(file), network, base, expected.get(file))
+            else _problems(run.path(file), network, base, expected.get(file), start)
         )
     ]
     return {"run": str(run.root), "files": len(files), "problems": problems}
 
 
-def _problems(path: Path, network: Denoiser, base: str | None, group: str | None) -> Iterator[str]:
+def _problems(
+    path: Path, network: Denoiser, base: str | None, group: str | None, start: tuple[Denoiser, str] | None
+) -> Iterator[str]:
+    """`start`: the pretrained start and its digest, where there is one."""
     try:
         item = Counterfactual.load(path)
+        if start is not None and item.base == start[1]:
+            network, base = start
         if group is not None and item.group != group:
             yield f"is the counterfactual without {item.group!r}, in the place of {group!r}; fit or add it again"
         if base is None and item.kind != "weights":

@@ -18,10 +18,11 @@ from guda.evaluation.results import NULL, Cost, DatasetEntry, GroupAverage, data
 from guda.evaluation.tables import separation
 from guda.files import write_json
 from guda.methods.base import METHODS, Method, get_method
-from guda.methods.elbo import ElboMethod, has_counterfactuals, run_oracle
+from guda.methods.elbo import has_counterfactuals, run_oracle
+from guda.methods.prompt import prompted_groups
 from guda.methods.regroup import placebos_of, takes_placebos
 from guda.methods.terms import load_queries, terms_folder
-from guda.run.data import prompt_files
+from guda.run.data import prompt_files, scored_groups
 from guda.run.models import need_training, run_schedule
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
@@ -34,10 +35,13 @@ from guda.steps.calibrate import calibrate
 from guda.steps.calibration import calibration_state
 from guda.steps.fit import Engine, fit_tasks, ready
 from guda.steps.health import health
+from guda.steps.lds import lds_figures
 from guda.steps.prompts import prompts_build
 from guda.steps.queries import tuned_on
 from guda.steps.score import parse_bands, placebo_null, publish, score, scored_methods, scores_folder, up_to_date
 from guda.steps.settings import override
+
+PROMPT = "prompt"  # the baseline that every table of a conditional model has
 
 
 def evaluate(
@@ -47,31 +51,36 @@ def evaluate(
 
     `only`: these methods; default: all that are scored."""
     queries, oracle, methods = _checked(run, name)
-    methods = [m for m in methods if only is None or m.method_id in only]
+    methods = [m for m in methods if only is None or m.method_id in (*only, PROMPT)]
     bands = parse_bands(run, band)
     scores: dict[str, Scores] = {}
     for method in [oracle, *methods]:
         scores |= publish(run, queries, method, bands)
     seeds, notes = _seeds(oracle)
     gold = np.stack([scores[f"{oracle.method_id}-s{s}"].score for s in seeds])
-    found = _compare(run, gold, {m.method_id: scores[m.method_id].score for m in methods})
-    notes = [found.note, *notes]
+    listed = {m.method_id: RETRAINED if m.method_id == CEILING else m.method_id for m in methods}
+    found = _compare(run, gold, {listed[m.method_id]: scores[m.method_id].score for m in methods})
+    by_logo = has_counterfactuals(oracle)
+    notes = [found.note if by_logo else HALVES_NOTE, *notes]
     if less := [m.method_id for m in methods if scores[m.method_id].estimand.endswith(SUBTRACTED)]:
         notes.append(f"Scores of {', '.join(less)} are less their drift.")
     tuned = set(tuned_on(run, queries))
     if flattered := [m.method_id for m in methods if tuned & {m.method_id, *m.parts()}]:
         notes.append(f"Settings of {', '.join(flattered)} were chosen on some of these queries: such figures flatter.")
-    answered, spoken = _answered(run, gold, {m.method_id: scores[m.method_id] for m in methods})
+    answered, spoken = _answered(run, gold, {listed[m.method_id]: scores[m.method_id] for m in methods})
+    notes += spoken
+    split, spoken = _prompted(run, queries, gold, {listed[m.method_id]: scores[m.method_id].score for m in methods})
     notes += spoken
     trust: dict[str, float] = {}
-    if bands is None:
+    if bands is None and by_logo:
         trust = _trust(run, queries, oracle, gold, {m.method_id: scores[m.method_id] for m in methods})
     found = replace(found, note=" ".join(notes + _held(trust)))
-    costs, figures = {}, answered | trust | _null(run, gold)
+    costs, figures = {}, answered | split | trust | _null(run, gold)
+    figures |= lds_figures(run, queries, {m.method_id: scores[m.method_id] for m in [*methods, oracle]}, bands)
     for method in [*methods, oracle]:
         m = method.method_id
-        costs[m] = method_cost(run, name, method)
-        if method is not oracle and method.fit_evals() > 0:
+        costs[CEILING if method is oracle else listed[m]] = method_cost(run, name, method)
+        if method is not oracle and by_logo and method.fit_evals() > 0:
             figures[f"evals_ratio_vs_logo.{m}"] = oracle.fit_evals() / method.fit_evals()
             # other methods may have steps too, but not of a training
             if method.counterfactuals and (steps := getattr(method.config, "steps", None)):
@@ -83,21 +92,24 @@ def evaluate(
         pairs=separation(found, seed=asked.seed),
         floor=None if rounds is None else query_noise_floor(rounds, asked.resamples, asked.seed),
         unit=scores[oracle.method_id].unit, sign=scores[oracle.method_id].sign,
+        oracle=None if by_logo else oracle.method_id,
         averages=_averages(queries, [oracle, *methods], bands) if run.recipe.scoring.excess else None,
         attributable=_attributable(run, name, [oracle, *methods], scores, bands),
     )  # fmt: skip
     value = entry.model_dump(mode="json")
+    other = run.recipe.evaluation.against != run.stored_recipe.evaluation.against
+    file = f"evaluation-against-{oracle.method_id}.json" if other else "evaluation.json"
     if bands is not None:
-        write_json(scores_folder(run, name, bands.slug) / "evaluation.json", value)
+        write_json(scores_folder(run, name, bands.slug) / file, value)
         return entry
-    write_json(scores_folder(run, name) / "evaluation.json", value)
+    write_json(scores_folder(run, name) / file, value)
     if own and not run.changes:
         write_json(run.path("evaluation.json"), value)
     return entry
 
 
 def _trust(
-    run: Run, queries: Queries, oracle: ElboMethod, gold: np.ndarray, scores: dict[str, Scores]
+    run: Run, queries: Queries, oracle: Method, gold: np.ndarray, scores: dict[str, Scores]
 ) -> dict[str, float]:  # fmt: skip
     """How often answer sets and predictive intervals held, on pictures that they were not calibrated on: of one
     retraining, whichever it is. A retraining is predicted from the others."""
@@ -142,6 +154,34 @@ def _answered(run: Run, gold: np.ndarray, scores: dict[str, Scores]) -> tuple[di
     ]
 
 
+def _prompted(
+    run: Run, queries: Queries, gold: np.ndarray, values: dict[str, np.ndarray]
+) -> tuple[dict[str, float], list[str]]:
+    """Agreement apart for pictures whose first group, by the mean retraining, is the one that their prompt asks for,
+    and for those where it is another: reading the prompt finds all of the former and none of the latter."""
+    asked = prompted_groups(run, queries)
+    if asked is None:
+        return {}, []
+    names = scored_groups(run)
+    first = gold.mean(axis=0).argmax(axis=1)
+    own = np.array([name is not None and names[k] == name for name, k in zip(asked, first, strict=True)])
+    figures, lines = {"prompted_first": float(own.mean())}, []
+    for what, which in (("prompted", own), ("cross", ~own)):
+        figures[f"pictures_{what}"] = float(which.sum())
+        if which.sum() < 2:
+            continue
+        found = _compare(run, gold[:, which], {m: v[which] for m, v in values.items()})
+        rows = {} if found.ceiling is None else {CEILING: found.ceiling}
+        for m, row in (rows | found.methods).items():
+            for metric in ("top1", "spearman"):
+                figure, name = row.intervals[metric], f"{metric}_{what}.{m}"
+                figures |= {name: figure.mean, f"{name}.lo": figure.lo, f"{name}.hi": figure.hi}
+        said = ", ".join(f"{m} {row.intervals['top1'].mean:.2f}" for m, row in (rows | found.methods).items())
+        is_ = "is" if what == "prompted" else "is not"
+        lines.append(f"Top-1 on {int(which.sum())} pictures whose first group {is_} the prompted one: {said}.")
+    return figures, lines
+
+
 def _null(run: Run, gold: np.ndarray) -> dict[str, float]:
     """What rank correlations of excess scores are read against."""
     config = run.recipe.evaluation
@@ -172,9 +212,18 @@ def _shares(run: Run, queries: Queries, other: str) -> bool:
     return other in run.query_sets() and any(i.tobytes() in seen for i in load_queries(run, other).images)
 
 
-def _seeds(oracle: ElboMethod) -> tuple[list[int], list[str]]:
+RETRAINED = "logo (retrained)"  # LOGO's row where another oracle has the ceiling
+
+HALVES_NOTE = (
+    "The oracle is the average marginal contribution of a group to random halves of the others (Banzhaf at one half), "
+    "not LOGO. Ceiling: the regression on the even pairs of subset models against that on the odd ones; methods face "
+    "each of them. Intervals are over queries, given these models."
+)
+
+
+def _seeds(oracle: Method) -> tuple[list[int], list[str]]:
     """The oracle's seeds that are retrainings of their own, and a sentence where others are not counted."""
-    every, own = list(oracle.seed_sets()), list(oracle.independent_seeds())
+    every, own = list(oracle.replicates()), list(oracle.independent_seeds())
     if len(own) == len(every):
         return every, []
     shared = next(s for s in every if s not in own)
@@ -240,9 +289,11 @@ def evaluate_bands(run: Run, name: str) -> dict[str, dict[str, float]]:
     return table
 
 
-def _checked(run: Run, name: str) -> tuple[Queries, ElboMethod, list[Method]]:
+def _checked(run: Run, name: str) -> tuple[Queries, Method, list[Method]]:
     config = run.recipe.evaluation
-    oracle = run_oracle(run)
+    oracle = get_method(run, config.against)
+    if not oracle.oracle or not oracle.ranks_groups:
+        oracle = run_oracle(run)  # says why not
     if config.reference is not None and config.reference not in METHODS:
         known = ", ".join(METHODS)
         raise GudaError("method-unknown", f"evaluation.reference = {config.reference!r} is no method; known: {known}")
@@ -251,6 +302,8 @@ def _checked(run: Run, name: str) -> tuple[Queries, ElboMethod, list[Method]]:
     if run.changes:  # what the recipe's settings have scored may be there by these as well
         own = scored_methods(Run(run.root, run.info, run.address), name)
         names += [m for m in own if m not in names and up_to_date(run, queries, get_method(run, m))]
+    if PROMPT not in names and prompted_groups(run, queries) is not None:
+        names = [*names, PROMPT]  # in every table of a model that is told what to draw; it costs nothing
     methods = [get_method(run, m) for m in names if m != config.against]
     for found in [oracle, *methods]:
         # settings may have been edited since: only terms under the present settings' names count

@@ -40,7 +40,7 @@ def _method(run: Run, name: str, queries: Queries, picture: str, group: str) -> 
     if group not in found.groups:
         raise GudaError(
             "group-unknown",
-            f"{group!r} is not among the scored groups: {choices(found.groups)}{suggestion(group, found.groups)}",
+            f"{group!r} is not a scored group{suggestion(group, found.groups)}; they are {choices(found.groups)}",
         )
     return found
 
@@ -73,16 +73,32 @@ def map_picture(run: Run, queries: str, picture: str, method: str, group: str, e
     return prepared(run, [found], engine, make)
 
 
+def _tasks(method: ElboMethod, queries: Queries, picture: str, group: str) -> list[Task]:
+    tasks = _map_tasks(method, queries, picture, group) + with_without_tasks(method, queries, picture, group)
+    return tasks + neighbour_tasks(method.run, queries, picture, group)
+
+
+def _read(method: ElboMethod, queries: Queries, picture: str, group: str) -> Evidence:
+    maps, drawn = _read_maps(method, queries, picture, group), with_without(method, queries, picture, group)
+    return Evidence(method, queries, picture, group, *maps, drawn, read_neighbours(method.run, queries, picture, group))
+
+
 def gather_evidence(run: Run, queries: str, picture: str, method: str, group: str, engine: Engine) -> Evidence:
     """All of it; what is there already is read back."""
     asked = load_queries(run, queries)
     found = _method(run, method, asked, picture, group)
 
     def make() -> Evidence:
-        tasks = _map_tasks(found, asked, picture, group) + with_without_tasks(found, asked, picture, group)
-        tasks += neighbour_tasks(run, asked, picture, group)
-        engine(run, pending(run, tasks), f"evidence for {picture}")
-        maps, drawn = _read_maps(found, asked, picture, group), with_without(found, asked, picture, group)
-        return Evidence(found, asked, picture, group, *maps, drawn, read_neighbours(run, asked, picture, group))
+        engine(run, pending(run, _tasks(found, asked, picture, group)), f"evidence for {picture}")
+        return _read(found, asked, picture, group)
 
     return prepared(run, [found], engine, make)
+
+
+def read_evidence(run: Run, queries: str, picture: str, method: str, group: str) -> Evidence | None:
+    """What was gathered before; None where some of it is missing."""
+    if not run.has("maps"):
+        return None
+    asked = load_queries(run, queries)
+    found = _method(run, method, asked, picture, group)
+    return None if pending(run, _tasks(found, asked, picture, group)) else _read(found, asked, picture, group)

@@ -107,7 +107,13 @@ def default_methods(run: Run) -> tuple[list[str], list[str]]:
 def fitted_methods(run: Run) -> list[str]:
     """Methods with a finished artifact: the recipe's, then others."""
     names = [*run.recipe.methods, *(m for m in METHODS if m not in run.recipe.methods)]
-    return [m for m in names if (m != "logo" or run.recipe.training) and _set(run, m) and get_method(run, m).fitted()]
+    return [m for m in names if _can_be(run, m) and _set(run, m) and get_method(run, m).fitted()]
+
+
+def _can_be(run: Run, name: str) -> bool:
+    """Whether it scores pictures, and is not a retraining in a run that trains nothing."""
+    cls = METHODS.find(name)
+    return cls.scored and (not cls.oracle or run.recipe.training is not None)
 
 
 def _set(run: Run, name: str) -> bool:

@@ -141,19 +141,24 @@ def changes_function(method: Method) -> TypeIs[ElboMethod]:
     return has_counterfactuals(method) and not method.oracle and len(method.sets()) == 1
 
 
-def fidelity(p: np.ndarray, t: np.ndarray, names: Sequence[str], n_seeds: int, edges: Sequence[int]) -> list[Fidelity]:
-    """From products [R, Q, G, S, n, n] whose first `n_seeds` models are retrainings; all bands, then each."""
+def fidelity(
+    p: np.ndarray, t: np.ndarray, names: Sequence[str], n_seeds: int, edges: Sequence[int],
+    own: np.ndarray | None = None,
+) -> list[Fidelity]:  # fmt: skip
+    """From products [R, Q, G, S, n, n] whose first `n_seeds` models are retrainings; all bands, then each. `own`: bool
+    [Q, G], one group of every picture; default: its first by the retrainings."""
     whole = p.mean(axis=0).sum(axis=2)  # [Q, G, n, n]
     seeds = list(range(n_seeds))
-    size = cross(whole, seeds) if n_seeds > 1 else whole[..., 0, 0]
-    first = size.argmax(axis=1)
-    own = np.zeros(size.shape, bool)
-    own[np.arange(len(first)), first] = True
+    if own is None:
+        size = cross(whole, seeds) if n_seeds > 1 else whole[..., 0, 0]
+        first = size.argmax(axis=1)
+        own = np.zeros(size.shape, bool)
+        own[np.arange(len(first)), first] = True
     rows: list[Fidelity] = []
     for low, high in [(0, edges[-1]), *pairwise(edges)]:
         inside = (t >= low) & (t < high)
         drawn = inside.any(axis=(0, 2))  # pictures with a draw in this band
-        if not drawn.any():
+        if drawn.sum() < 2:  # no interval
             continue
         cos = cosines(np.where(inside[:, :, None, :, None, None], p, 0.0).mean(axis=0).sum(axis=2))[drawn]
         values = {m: cos[..., i, seeds].mean(axis=-1) for i, m in enumerate(names) if i >= n_seeds}

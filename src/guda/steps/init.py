@@ -17,30 +17,31 @@ from guda.diffusion.validation import DRAWS
 from guda.errors import GudaError
 from guda.files import atomic_folder
 from guda.methods.base import METHODS, get_method
-from guda.methods.terms import load_queries
-from guda.run.data import TEST, load_data
-from guda.run.models import full_name, model_options, need_training
+from guda.run.data import TEST, load_data, scored_groups
+from guda.run.models import architecture, full_name, model_options, need_training, run_classes
 from guda.run.recipe import Recipe
 from guda.run.run import Run, here, writable
-from guda.run.task import read_progress
+from guda.run.status import remember, run_status
 from guda.scoring.plan import make_plan, prior_density
 from guda.steps.fit import base_tasks
-from guda.steps.score import scored_methods
+from guda.steps.score import scores_folder
+from guda.unlearning.unlearn import OPERATORS, applies
 
 
 def init(
     root: str | Path,
     recipe: Recipe,
+    keep_edits: bool = False,
     data: ImageData | None = None,
     model: Denoiser | None = None,
     resize: Callable[[Recipe, ImageData], Recipe] | None = None,
 ) -> Run:
     """Make a run folder, or reopen the same one. Checks everything first: on an error nothing is written.
 
-    On an existing run the recipe's editable sections replace the run's; where nothing depends on the others yet, so do
-    they, and the images are read again. `data`, `model`: what the recipe names, where it is in memory already; a
-    model is saved to `model.path` if nothing is there. `resize` may change the `training` section of a new run once
-    the images are known (steps/sizing.py)."""
+    On an existing run the recipe's editable sections replace the run's, unless `keep_edits`; where nothing depends on
+    the others yet, so do they, and the images are read again. `data`, `model`: what the recipe names, where it is in
+    memory already; a model is saved to `model.path` if nothing is there. `resize` may change the `training` section
+    of a new run once the images are known (steps/sizing.py)."""
     address, root, recipe = root, here(root), _sized(_absolute(recipe))
     for name in recipe.methods:
         if name not in METHODS:
@@ -88,7 +89,8 @@ def init(
     if again:
         run = Run.open(address)
         run.check_lock(lock)
-        run.update(recipe)
+        if not keep_edits:
+            run.update(recipe)
         return run
     with _all_or_nothing(root):
         if model is not None:
@@ -113,6 +115,17 @@ def _all_or_nothing(root: Path) -> Iterator[None]:
         if not there and root.exists():
             root.rmdir()
         raise
+
+
+def applicable(run: Run) -> list[str]:
+    """The methods with counterfactuals that are defined for the run's kind of model and its groups, but for LOGO."""
+    kind, classes = architecture(run).kind, run_classes(run)
+    whole = classes is not None and classes.are_groups(load_data(run).groups, scored_groups(run))
+    found = [name for name, cls in OPERATORS.items() if applies(cls, kind, whole)]
+    if run.recipe.model.start is None:
+        found = [name for name in found if not OPERATORS[name].from_start]
+    rules = kind == "unconditional" or (kind == "class-conditional" and not whole)
+    return found + (["posterior", "hybrid"] if rules else []) + ["blend"]
 
 
 def _absolute(recipe: Recipe) -> Recipe:
@@ -235,27 +248,22 @@ def _try(model: Denoiser, where: str) -> None:
 
 
 def status(run: Run) -> dict[str, Any]:
-    """What is done and what is left, as plain JSON."""
+    """What is done and what is left, as plain JSON; the list of files is kept for the next time (run/status.py)."""
     data = load_data(run)
     names = [m for m in run.recipe.methods if run.recipe.training or m not in METHODS or not METHODS[m].trains]
     methods = {}
     for name in names:
         tasks = [t for t in get_method(run, name).fit() if t.stage.partition("/")[0] != "train"]
-        methods[name] = {"fitted": sum(t.done(run) for t in tasks), "of": len(tasks)}
-    running = [r for p in sorted(run.path("progress").glob("[!.]*.json")) if (r := read_progress(p)) is not None]
+        methods[name] = [list(t.makes) for t in tasks]
     base = run.recipe.model.path or full_name(need_training(run).seed)
-    return {
-        "run": str(run.root),
-        "recipe": run.recipe.name,
+    listing = {
         "images": data.n,
         "left_out": data.left_out,
         "groups": dict(zip(data.groups.names, data.groups.sizes, strict=True)),
-        "model": {"name": base, "ready": all(t.done(run) for t in base_tasks(run))},
+        "model": [base, [list(t.makes) for t in base_tasks(run)]],
         "methods": methods,
-        "queries": {s: {"n": load_queries(run, s).n, "scored": scored_methods(run, s)} for s in run.query_sets()},
-        "running": [f"{r['done']}/{r['total']}" for r in running],
-        "evaluated": run.has("evaluation.json"),
-        "report": str(run.path("report.html")) if run.has("report.html") else None,
-        "reports": [str(p) for p in sorted(run.path(".").glob("report*.html"))],
-        "versions": run.info["versions"],
+        "ranked": [m for m in METHODS if METHODS[m].ranks_groups],
+        "scores": str(scores_folder(run, "x").relative_to(run.path("scores", "x"))),
     }
+    remember(run, listing)
+    return run_status(run, listing)

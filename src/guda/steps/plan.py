@@ -29,7 +29,6 @@ from guda.engine.processes import default_workers
 from guda.errors import GudaError, choices
 from guda.files import read_json
 from guda.methods.base import get_method
-from guda.methods.elbo import has_counterfactuals
 from guda.methods.origin import comes_free, draws_samples, origins_asked, own_samples, term_tasks
 from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
@@ -108,7 +107,9 @@ def stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> list[Stage
         score = method.score(ONE, set())
         if not any(t.cost for t in score):
             continue
-        if sketch.excess and method.counterfactuals:  # where the queries are the samples themselves, it costs nothing
+        if (
+            sketch.excess and method.by_terms and method.scored
+        ):  # where the queries are the samples themselves, it costs nothing
             known = _average_tasks(sketch, name)
             tasks, times = (score, _samples(sketch, n_queries)) if known is None else (known, 1)
             rows.append(Stage(f"score the average picture by {name}", new(tasks, averaged), times))
@@ -174,7 +175,6 @@ def _average_tasks(sketch: Sketch, name: str) -> list[Task] | None:
     if run is None or needs_pilot(run) or not has_samples(run, run.recipe.queries):
         return None
     method = get_method(run, name)
-    assert has_counterfactuals(method)
     return pending(run, method.average_tasks(set())) if method.fitted() else None
 
 

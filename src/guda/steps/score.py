@@ -135,7 +135,7 @@ def prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable
 
 def _prepared(run: Run, methods: Sequence[Method], engine: Engine, work: Callable[[], Iterator[T]]) -> Iterator[T]:
     """The same of work that tells how far it is; it begins again with smaller blocks."""
-    by_models = any(m.counterfactuals for m in methods)
+    by_models = any(m.by_terms for m in methods)
     if by_models:
         probe(run, load_model(run, "base"))
     while True:
@@ -193,10 +193,7 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
 
 def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = None) -> dict[str, Scores]:
     """Scores from finished terms by the run's present settings, written; an oracle's seeds by themselves too."""
-    if has_counterfactuals(found):
-        several = found.all_scores(queries, bands)
-    else:
-        several = {found.method_id: found.scores(queries, bands)}
+    several = found.all_scores(queries, bands)
     come = origins(run, queries)
     several = {name: replace(scores, origins=come) for name, scores in several.items()}
     if bands is None:  # what is calibrated counts all timesteps

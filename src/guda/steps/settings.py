@@ -30,6 +30,7 @@ def override(
     scoring: Mapping[str, Any] | None = None,
     queries: Mapping[str, Any] | None = None,
     likelihood: Mapping[str, Any] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
     groups: str | None = None,
     methods: Sequence[str] | None = None,
     settings: Sequence[str] | None = None,
@@ -40,6 +41,7 @@ def override(
         "scoring": dict(scoring or {}),
         "queries": dict(queries or {}),
         "likelihood": dict(likelihood or {}),
+        "evaluation": dict(evaluation or {}),
     }
     if groups is not None:
         given["scoring"]["groups"] = parse_groups(run, groups)

@@ -7,6 +7,9 @@ Paper: "Conditional Unlearning Strategy for GUDA-C".
 
 `weighted` draws a retain style from pi and says the prompt's object with that style's descriptors; `uniform` draws from
 1/|retain|; `removed` keeps the prompt and drops its style part. What is drawn is a function of (prompt, key).
+
+Of a class-conditional model whose group is a class, anchors are labels: another class that is left, e_f and e_s being
+the network's own label embeddings, any other class, or the null label.
 """
 
 from __future__ import annotations
@@ -93,9 +96,7 @@ class Weighted:
         pi = self.probabilities(prompt)
         assert pi is not None
         rng = generator(*key, "anchor", prompt)
-        edges = np.cumsum(list(pi.values()))
-        k = int(np.searchsorted(edges, rng.random() * edges[-1], side="right"))
-        words = self.vocabularies[self.retain[min(k, len(self.retain) - 1)]]
+        words = self.vocabularies[_pick(pi, rng)]
         chosen = [words[i] for i in rng.permutation(len(words))[: self.config.n_descriptors]]
         return training_prompt(ANCHOR, thing, chosen)
 
@@ -121,6 +122,45 @@ class Removed:
 
     def draw(self, prompt: str, key: Sequence[str | int]) -> str:
         return parse(prompt, self.objects).subject
+
+
+def _pick(pi: Mapping[str, float], rng: np.random.Generator) -> str:
+    edges, names = np.cumsum(list(pi.values())), list(pi)
+    k = int(np.searchsorted(edges, rng.random() * edges[-1], side="right"))
+    return names[min(k, len(names) - 1)]
+
+
+class Labels:
+    """Another label in the place of a class that is gone. `embeddings`: the network's, [labels, d]."""
+
+    def __init__(
+        self, strategy: Strategy, gone: Sequence[str], retain: Sequence[str], embeddings: np.ndarray, null: str | None,
+        config: AnchorsConfig,
+    ) -> None:  # fmt: skip
+        if strategy == "removed" and null is None:
+            raise GudaError(
+                "null-label-missing", "anchors-removed redirects to the null label, and every label of this model is a "
+                "class; use anchors-uniform",
+            )  # fmt: skip
+        if not retain:
+            raise GudaError("anchor-styles-too-few", f"no class is left to be an anchor of {', '.join(gone)}")
+        self.strategy, self.retain, self.null, self.config = strategy, tuple(retain), null, config
+        self.units = unit_rows(np.asarray(embeddings, np.float64))
+
+    def probabilities(self, prompt: str) -> dict[str, float] | None:
+        if self.strategy == "removed":
+            return None
+        n = len(self.retain)
+        if self.strategy == "uniform":
+            return dict.fromkeys(self.retain, 1 / n)
+        logits = self.config.tau * (self.units[[int(s) for s in self.retain]] @ self.units[int(prompt)])
+        soft = np.exp(logits - logits.max())
+        pi = (1 - self.config.eta) * soft / soft.sum() + self.config.eta / n
+        return dict(zip(self.retain, pi.tolist(), strict=True))
+
+    def draw(self, prompt: str, key: Sequence[str | int]) -> str:
+        pi = self.probabilities(prompt)
+        return str(self.null) if pi is None else _pick(pi, generator(*key, "anchor", prompt))
 
 
 def make_anchor(
@@ -151,7 +191,7 @@ def _check(vocabularies: Mapping[str, Sequence[str]], forget: str, retain: Seque
         if style not in vocabularies:
             known = choices(vocabularies)
             raise GudaError(
-                "style-unknown", f"no descriptors of style {style!r}; known: {known}{suggestion(style, vocabularies)}"
+                "style-unknown", f"no descriptors of style {style!r}{suggestion(style, vocabularies)}; known: {known}"
             )
     if forget in retain:
         raise GudaError(

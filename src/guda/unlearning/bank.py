@@ -148,6 +148,8 @@ def dtype_text(dtypes: Mapping[str, str]) -> str:
 
 FILES = "[0-9]*.safetensors"
 
+CONTROL_FILE = "control.safetensors"  # what the groups of a coupled operator are compared with
+
 
 def file_name(number: int, group: str) -> str:
     """A file name for any group name: the number makes it unique, the text readable."""
@@ -156,12 +158,14 @@ def file_name(number: int, group: str) -> str:
 
 class Bank(Mapping[str, Counterfactual]):
     """One counterfactual per group, in group order. `data` and `prompts`: the training images it was made from and what
-    a text-to-image model is told of each, where they are still known; they are not saved with it."""
+    a text-to-image model is told of each, where they are still known; they are not saved with it. `control`: what the
+    groups are compared with, if not the base itself."""
 
     def __init__(
-        self, items: Mapping[str, Counterfactual], data: ImageData | None = None, prompts: Sequence[str] | None = None
-    ) -> None:
-        self._items, self.data, self.prompts = dict(items), data, prompts
+        self, items: Mapping[str, Counterfactual], data: ImageData | None = None, prompts: Sequence[str] | None = None,
+        control: Counterfactual | None = None,
+    ) -> None:  # fmt: skip
+        self._items, self.data, self.prompts, self.control = dict(items), data, prompts, control
 
     def __getitem__(self, group: str) -> Counterfactual:
         if group not in self._items:
@@ -179,7 +183,9 @@ class Bank(Mapping[str, Counterfactual]):
 
     def save(self, folder: str | Path) -> None:
         names = {file_name(number, group): item for number, (group, item) in enumerate(self._items.items())}
-        if other := sorted({f.name for f in Path(folder).glob(FILES)} - names.keys()):
+        there = {f.name for kind in (FILES, CONTROL_FILE) for f in Path(folder).glob(kind)}
+        names |= {} if self.control is None else {CONTROL_FILE: self.control}
+        if other := sorted(there - names.keys()):
             raise GudaError("bank-folder-taken", f"{folder} holds another bank ({other[0]}); save to a new folder")
         for name, item in names.items():
             item.save(Path(folder) / name)
@@ -195,7 +201,9 @@ class Bank(Mapping[str, Counterfactual]):
                 "bank-mixed",
                 f"{folder} holds {len(loaded)} counterfactuals of {len(groups)} groups; two banks are mixed",
             )
-        return cls({item.group: item for item in loaded})
+        control = Path(folder) / CONTROL_FILE
+        found = Counterfactual.load(control) if control.is_file() else None
+        return cls({item.group: item for item in loaded}, control=found)
 
 
 # ---- One network, many counterfactuals: weights swapped in place instead of N copies of the model.

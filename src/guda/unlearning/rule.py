@@ -41,6 +41,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from guda.config import Config
+from guda.data.classes import class_numbers
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser, weights_digest
 from guda.diffusion.families.base import Cond
@@ -51,6 +52,8 @@ from guda.unlearning.bank import Bank, Counterfactual
 from guda.unlearning.unlearn import window_range
 
 RULE = "rule.safetensors"  # every rule's file is called so
+
+CLASS = "class"  # begins the names of tensors of one class, as class3.mean
 
 LEFT = "left."  # begins the names of tensors of what is left once images are removed
 
@@ -63,8 +66,9 @@ class Removal(ABC):
     schedule: Schedule
 
     @abstractmethod
-    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        """By how much the posterior mean of x_0 moves without each of G sets of images, [G, *x_t.shape]."""
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        """By how much the posterior mean of x_0 moves without each of G sets of images, [G, *x_t.shape]; `labels`: the
+        class of each row, for a removal within classes."""
 
 
 class Density(Removal):
@@ -75,7 +79,7 @@ class Density(Removal):
     def components(self, flat: torch.Tensor, a: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(log pi_c p_c(x_t) up to a constant per row, float64 [B, M]; posterior means m_c, [M, B, D])."""
 
-    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
         """m_-k(x_t) - m(x_t) of every group k, [G, *x_t.shape]."""
         flat = x_t.flatten(1)
         a, s = self.schedule.coefficients(t, flat.double())
@@ -265,9 +269,28 @@ class GaussianRemoval(Removal):
     def __init__(self, every: GaussianDensity, left: GaussianDensity) -> None:
         self.every, self.left, self.schedule = every, left, every.schedule
 
-    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
         found = self.left.posterior_mean(x_t, t) - self.every.posterior_mean(x_t, t)
         return found.reshape(1, *x_t.shape).to(x_t.dtype)
+
+
+class ClassRemoval(Removal):
+    """Within the classes of a class-conditional model: each row by the density of its own class. Of a label without
+    images (the null label) nothing moves."""
+
+    def __init__(self, by_class: dict[int, Density]) -> None:
+        self.by_class, self.schedule = by_class, next(iter(by_class.values())).schedule
+
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        assert labels is not None
+        groups = next(iter(self.by_class.values())).made_of.shape[1]
+        out = torch.zeros(groups, *x_t.shape, dtype=x_t.dtype, device=x_t.device)
+        for label, density in self.by_class.items():
+            rows = labels == label
+            if bool(rows.any()):
+                # of all rows, as for one class: a row's bits are its own
+                out = torch.where(rows.reshape(1, -1, *(1,) * (x_t.ndim - 1)), density.changes(x_t, t), out)
+        return out
 
 
 class RuleConfig(Config):
@@ -284,12 +307,14 @@ class RuleConfig(Config):
     seed: int = Field(0, ge=0, description="Seed of k-means.")
 
 
-def refuse_conditional(base: Denoiser) -> None:
-    """Given a prompt of the group, nothing is left of the posterior once the group is gone."""
-    if base.conditional:
+def refuse_conditional(base: Denoiser, data: ImageData) -> None:
+    """Given a prompt or class of the group, nothing is left of the posterior once the group is gone."""
+    classes = None if base.n_classes is None else class_numbers(data, base.n_classes)
+    if base.frozen is not None or (classes is not None and classes.are_groups(data.groups, data.groups.leaf_names)):
         raise GudaError(
             "posterior-conditional-model",
-            "posterior is not defined for conditional models; use anchors-weighted for text-to-image ones",
+            "posterior is not defined for text-to-image models and for groups that are whole classes; use "
+            "anchors-weighted or continuation",
         )
 
 
@@ -297,18 +322,57 @@ def fit_rule(
     base: Denoiser, data: ImageData, config: RuleConfig, removed: np.ndarray | None = None
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """What the rule's file holds. `removed`: images (numbers) that are taken out instead of the data's groups."""
-    refuse_conditional(base)
+    refuse_conditional(base, data)
+    if removed is not None and base.n_classes is not None:
+        raise GudaError(
+            "posterior-class-placebos",
+            "within classes posterior removes the data's own groups only; leave --placebos, or use retrack",
+        )
     which = {} if removed is None else {"removed": torch.from_numpy(np.asarray(removed, np.int64))}
     if config.density == "images":
         return which or {"groups": torch.arange(len(data.groups))}
     x0 = base.encode(data.images).numpy()
     settings = (data.groups.atoms[0], config.components, config.shrink, config.floor, config.seed, data.groups.homes)
+    if base.n_classes is not None:
+        labels, homes, rest = settings[0], settings[5], settings[1:5]
+        found: dict[str, torch.Tensor] = {}
+        for c, images in _by_class(base, data).items():
+            atoms = np.unique(labels[images], return_inverse=True)[1]
+            fitted = fit_gaussians(x0[images], atoms, *rest, homes[images])
+            found |= {f"{CLASS}{c}.{name}": value for name, value in fitted.items()}
+        return found
     every = fit_gaussians(x0, *settings)
     left = {} if removed is None else fit_gaussians(x0, *settings, removed)
     return every | {LEFT + name: value for name, value in left.items()} | which
 
 
+def _by_class(base: Denoiser, data: ImageData) -> dict[int, np.ndarray]:
+    """The images of every class."""
+    assert base.n_classes is not None
+    numbers = class_numbers(data, base.n_classes).numbers
+    return {int(c): np.flatnonzero(numbers == c) for c in np.unique(numbers)}
+
+
+def _class_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Removal:
+    labels, made_of = data.groups.atoms
+    found: dict[int, Density] = {}
+    for c, images in _by_class(base, data).items():
+        present, atoms = np.unique(labels[images], return_inverse=True)
+        owned = torch.from_numpy(made_of[present]).to(base.device)
+        if config.density == "gaussians":
+            start = f"{CLASS}{c}."
+            own = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+            found[c] = GaussianDensity(own, base.schedule, base.device, owned)
+        else:
+            x0 = base.encode(data.images[images]).to(base.device)
+            atom = torch.from_numpy(atoms).to(base.device)
+            found[c] = ImageDensity(x0, atom, base.schedule, config.bandwidth, owned)
+    return ClassRemoval(found)
+
+
 def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Removal:
+    if base.n_classes is not None:
+        return _class_density(base, data, config, tensors)
     labels, made_of = (torch.from_numpy(found).to(base.device) for found in data.groups.atoms)
     removed = tensors.get("removed")
     if config.density == "gaussians":
@@ -360,8 +424,9 @@ def read_rule(path: Path, base: Denoiser, known: str, data: ImageData) -> Rule:
     except KeyError as e:
         raise GudaError("rule-damaged", f"{path} is damaged: it holds no {e}; {fix}") from None
     every = density.every if isinstance(density, GaussianRemoval) else density
-    if isinstance(every, GaussianDensity) and (n := int(every.owner.max()) + 1) != len(every.made_of):
-        raise Mismatch("rule-groups-mismatch", f"{path}: groups", n, len(every.made_of), fix)
+    for one in every.by_class.values() if isinstance(every, ClassRemoval) else (every,):
+        if isinstance(one, GaussianDensity) and (n := int(one.owner.max()) + 1) != len(one.made_of):
+            raise Mismatch("rule-groups-mismatch", f"{path}: groups", n, len(one.made_of), fix)
     return Rule(density, config.window)
 
 
@@ -372,9 +437,9 @@ class Rule:
         self.density = density
         self.times = window_range(window, density.schedule.T)
 
-    def changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    def changes(self, x_t: torch.Tensor, t: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
         with torch.autocast(x_t.device.type, enabled=False):  # half precision would lose the differences
-            found = self.density.changes(x_t.float(), t)
+            found = self.density.changes(x_t.float(), t, labels)
         inside = (t >= self.times[0]) & (t < self.times[1])
         return found * inside.to(found).reshape(1, -1, *(1,) * (x_t.ndim - 1))
 
@@ -388,11 +453,12 @@ class RuledDenoiser(Denoiser):
 
     def raws(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
         out = self.base.raw(x_t, t, cond)
-        return torch.stack([out + self.schedule.output_change(c, t) for c in self.x0_changes(x_t, t)])
+        return torch.stack([out + self.schedule.output_change(c, t) for c in self.x0_changes(x_t, t, cond)])
 
-    def x0_changes(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        """By how much the prediction of x_0 moves, [K, *x_t.shape]: a function of the data and x_t alone."""
-        return self.rule.changes(x_t, t)[self.groups]
+    def x0_changes(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
+        """By how much the prediction of x_0 moves, [K, *x_t.shape]: a function of the data, x_t and the class alone."""
+        labels = None if cond is None else cond.tensors.get("class_labels")
+        return self.rule.changes(x_t, t, labels)[self.groups]
 
     def raw(self, x_t: torch.Tensor, t: torch.Tensor, cond: Cond | None = None) -> torch.Tensor:
         return self.raws(x_t, t, cond)[0]

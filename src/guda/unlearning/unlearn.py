@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from guda.config import Config
+from guda.config import Config, TrainingConfig
+from guda.data.classes import Classes, class_numbers
 from guda.data.groups import Groups
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
@@ -101,7 +102,7 @@ class FlipsConfig(UnlearnConfig):
 
 
 def flips(config: Any) -> bool:
-    return isinstance(config, FlipsConfig) and config.flips
+    return bool(getattr(config, "flips", False))
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Batch:
     key: tuple[str | int, ...] = ()  # of its noise, for an operator that needs more of it
     cond: Cond | None = None  # the conditioning of these images, for a conditional model
     prompts: tuple[str, ...] = ()  # the same as text
+    index: np.ndarray | None = None  # which images
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,11 @@ class BatchSampler:
     size: int
     times: tuple[int, int]
 
+    def key(self, config: Any, group: str, *when: str | int) -> tuple[str | int, ...]:
+        return (config.seed, "unlearn", group, self.name, *when)
+
     def draw(self, teacher: Denoiser, inputs: Inputs, config: Any, group: str, *when: str | int) -> Batch:
-        key = (config.seed, "unlearn", group, self.name, *when)
+        key = self.key(config, group, *when)
         g = generator(*key)
         index = g.choice(self.members, self.size, replace=self.size > len(self.members))
         t = torch.from_numpy(g.integers(*self.times, self.size))
@@ -143,9 +148,12 @@ class BatchSampler:
         x = inputs.latents.take(index, g.random(self.size) < 0.5 if flips(config) else None).to(teacher.device)
         x_t = teacher.schedule.add_noise(x, eps, t)
         prompts = () if inputs.prompts is None else tuple(inputs.prompts[i] for i in index)
+        if prompts and (share := getattr(config, "prompt_dropout", 0.0)):
+            dropped = generator(*key, "prompts").random(self.size) < share
+            prompts = tuple(teacher.empty if d else p for p, d in zip(prompts, dropped, strict=True))
         cond = teacher.condition(prompts) if prompts else None
         cond = None if cond is None else cond.to(teacher.device)
-        return Batch(x, t.to(teacher.device), eps, x_t, key, cond, prompts)
+        return Batch(x, t.to(teacher.device), eps, x_t, key, cond, prompts, index)
 
 
 class Operator:
@@ -155,12 +163,29 @@ class Operator:
     summary: ClassVar[str] = ""  # one line: what it does
     Config: ClassVar[type[UnlearnConfig]] = UnlearnConfig
     conditional: ClassVar[bool | None] = False  # False: unconditional models only; True: conditional only; None: any
+    within_class: ClassVar[bool] = False  # class-conditional models: it removes part of a class; made with the Classes
+    by_label: ClassVar[bool] = False  # class-conditional models: it removes whole classes
     needs_conditional: ClassVar[bool] = False  # made with a fifth argument: a group-conditional Denoiser, null label
     needs_prompts: ClassVar[bool] = False  # made with a fifth argument: the Prompts of the data
     regroupable: ClassVar[bool] = True  # False: it needs the data's own groups, so random ones cannot be unlearned
+    coupled: ClassVar[bool] = False  # all groups take the same steps, and are compared with a control that has all
+    from_start: ClassVar[bool] = False  # it changes the pretrained start instead of the full model
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
         self.teacher, self.data, self.group, self.config = teacher, data, group, config
+
+    @classmethod
+    def settle(cls, config: Any, training: TrainingConfig | None) -> Any:
+        """The settings with what the recipe's training decides where they leave it open."""
+        return config
+
+    def samplers(self) -> list[BatchSampler]:
+        """What a step's batches are drawn by, in the order in which `loss` receives them."""
+        T, config = self.teacher.schedule.T, self.config
+        return [
+            BatchSampler("forget", self.members("forget"), config.batch_forget, window_range(config.window, T)),
+            BatchSampler("retain", self.members("retain"), config.batch_retain, (0, T)),
+        ]
 
     def members(self, side: str) -> np.ndarray:
         """Indices of the images that the "forget" or the "retain" batches are drawn from."""
@@ -208,10 +233,12 @@ OPERATORS = Registry[type[Operator]](
     "guda.operators",
     [
         f"guda.unlearning.operators.{name}"
-        for name in ("anchors", "ascent", "erasediff", "esd", "retain", "retrack", "shift", "siss")
+        for name in ("anchors", "ascent", "continuation", "erasediff", "esd", "retain", "retrack", "shift", "siss")
     ],
 )
 operator = OPERATORS.register  # decorator: an unlearning operator under its method id
+
+CONTROL = "(nothing)"  # in the place of a group: what a coupled operator makes of the model without leaving any out
 
 
 def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
@@ -223,14 +250,26 @@ def window_range(window: tuple[float, float], T: int) -> tuple[int, int]:
     return low, high
 
 
-def check_kind(operator_id: str, conditional: bool) -> None:
+def applies(cls: type[Operator], kind: str, whole_classes: bool = False) -> bool:
+    """Whether an operator is defined for a kind of model (`Denoiser.kind`); `whole_classes`: of a class-conditional
+    one, whether groups hold all images of a class, of which nothing is left within the class."""
+    if cls.conditional is None:
+        return True
+    if kind == "class-conditional":
+        return cls.by_label if whole_classes else cls.within_class
+    return cls.conditional == (kind == "text-to-image")
+
+
+def check_kind(operator_id: str, kind: str, whole_classes: bool = False) -> None:
     """Refuse an operator on the kind of model that it is not defined for, naming those that are."""
-    wanted = OPERATORS[operator_id].conditional
-    if wanted is not None and wanted != conditional:
-        kind = "conditional" if conditional else "unconditional"
-        known = [i for i, o in OPERATORS.items() if o.conditional in (None, conditional)]
+    if not applies(OPERATORS[operator_id], kind, whole_classes):
+        if kind == "class-conditional":
+            which = f"class-conditional models with groups that {'are' if whole_classes else 'are not'} whole classes"
+        else:
+            which = f"{kind} models"
+        known = [i for i, o in OPERATORS.items() if applies(o, kind, whole_classes)]
         raise GudaError(
-            "operator-model-unsupported", f"{operator_id} is not defined for {kind} models, use {' or '.join(known)}"
+            "operator-model-unsupported", f"{operator_id} is not defined for {which}, use {' or '.join(known)}"
         )
 
 
@@ -255,17 +294,23 @@ def make_operator(
     group: str,
     config: Any,
     conditional: Denoiser | None = None,
-    prompts: Prompts | None = None,
+    prompts: Prompts | Classes | None = None,
 ) -> Operator:
     """The operator for one group, refused where it is not defined."""
     cls: Any = OPERATORS.find(operator_id)
-    check_kind(operator_id, teacher.conditional)
+    classes = None
+    if teacher.n_classes is not None:
+        classes = prompts if isinstance(prompts, Classes) else class_numbers(data, teacher.n_classes)
+    empty = classes is not None and group != CONTROL and bool(classes.emptied(data.groups, group))
+    check_kind(operator_id, teacher.kind, empty)
+    if classes is not None:
+        prompts = classes
     if cls.conditional is None and teacher.conditional and prompts is None:
         raise GudaError(
             "training-prompts-missing",
             f"{operator_id} is not defined for conditional models without prompts of the training images",
         )
-    if cls.needs_prompts and (prompts is None or teacher.frozen is None):
+    if cls.needs_prompts and prompts is None:
         raise GudaError(
             "operator-needs-text", f"{operator_id} redirects prompts: it needs a text-to-image model and prompts=..."
         )
@@ -279,7 +324,9 @@ def make_operator(
         raise GudaError(
             "conditional-model-unused", f"{operator_id} has no use for a conditional model; leave `conditional` out"
         )
-    extra = [prompts] if cls.needs_prompts else [conditional] if cls.needs_conditional else []
+    extra: list[Any] = [prompts] if cls.needs_prompts else [conditional] if cls.needs_conditional else []
+    if cls.within_class and classes is not None:
+        extra = [classes]
     made: Operator = cls(teacher, data, group, config, *extra)
     return made
 
@@ -293,16 +340,20 @@ def unlearn_group(
     tick: Callable[[int, int], None] = lambda done, total: None,
     conditional: Denoiser | None = None,
     notes: dict[str, Any] | None = None,
-    prompts: Prompts | None = None,
+    prompts: Prompts | Classes | None = None,
     latents: Latents | None = None,
 ) -> Counterfactual:
-    """theta_full with `group` unlearned. `notes` is filled with what is worth knowing of the fit: steps taken, ..."""
+    """theta_full with `group` unlearned; of a coupled operator also its control (CONTROL). `notes` is filled with what
+    is worth knowing of the fit: steps taken, ..."""
     from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 
+    config = OPERATORS.find(operator_id).settle(config, None)
     operator = make_operator(operator_id, teacher, data, group, config, conditional, prompts)
-    student = Student(teacher, config, group)
-    optimizer = make_optimizer(config.optimizer, student.parameters, config.lr, 0.0)
+    if teacher.n_classes is not None and prompts is None:
+        prompts = class_numbers(data, teacher.n_classes)
+    student = Student(teacher, config, "" if operator.coupled else group)
+    optimizer = make_optimizer(config.optimizer, student.parameters, config.lr, getattr(config, "weight_decay", 0.0))
     if config.checkpointing:
         recompute(student.denoiser.module)
     schedule = (
@@ -360,11 +411,7 @@ def unlearn_group(
 
 def make_samplers(operator: Operator, config: Any) -> tuple[list[BatchSampler], list[BatchSampler]]:
     """Those of the training steps, and those of the held-out checks (none without a holdout)."""
-    T = operator.teacher.schedule.T
-    samplers = [
-        BatchSampler("forget", operator.members("forget"), config.batch_forget, window_range(config.window, T)),
-        BatchSampler("retain", operator.members("retain"), config.batch_retain, (0, T)),
-    ]
+    samplers = operator.samplers()
     if not config.holdout:
         return samplers, []
     key = (config.seed, "unlearn", operator.group)

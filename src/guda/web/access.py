@@ -1,11 +1,13 @@
 """Who may enter: a link with a random token, as Jupyter prints it, or a name and password with a limit on guesses.
 
 One of the two always guards the page. The token comes in the link once, is kept in a cookie and leaves the address bar;
-programs send it as `Authorization: Bearer TOKEN`. A password is checked by Gradio; `Attempts` counts what it refused.
+programs send it as `Authorization: Bearer TOKEN`. Who logs in gets the same cookie, with a token that no link has;
+programs send name and password by HTTP Basic. `Attempts` counts what was wrong.
 """
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import re
 import secrets
@@ -98,11 +100,36 @@ class Token:
             return None
         rest = urlencode([(key, value) for key, value in parts if key != "token"])
         place = "/" + quote(path.lstrip("/")) + (f"?{rest}" if rest else "")  # never //another.host
-        cookie = f"{self.cookie}={self.value}; Path=/; HttpOnly; SameSite=Lax"
-        return [(b"location", place.encode()), (b"set-cookie", cookie.encode()), (b"cache-control", b"no-store")]
+        return [(b"location", place.encode()), (b"set-cookie", self.header), (b"cache-control", b"no-store")]
+
+    @property
+    def header(self) -> bytes:
+        """What sets the cookie."""
+        return f"{self.cookie}={self.value}; Path=/; HttpOnly; SameSite=Lax".encode()
 
     def _is(self, value: str) -> bool:
         return secrets.compare_digest(value.encode("utf-8", "replace"), self.value.encode())
+
+
+class Login:
+    """A name and a password."""
+
+    def __init__(self, user: str, password: str) -> None:
+        self._known = f"{user}:{password}".encode()
+
+    def accepts(self, user: str, password: str) -> bool:
+        return secrets.compare_digest(f"{user}:{password}".encode("utf-8", "replace"), self._known)
+
+    def basic(self, headers: Mapping[bytes, str]) -> bool | None:
+        """Whether a program sent the right ones; None: it sent none."""
+        kind, _, value = headers.get(b"authorization", "").partition(" ")
+        if kind.lower() != "basic":
+            return None
+        try:
+            user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+        except (ValueError, UnicodeDecodeError):
+            return False
+        return self.accepts(user, password)
 
 
 class Attempts:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
 from guda.data.images import ImageData
+from guda.errors import GudaError
+from guda.language import mark, tr
 from guda.methods.terms import load_queries
 from guda.report.cards import MethodView, Row, Scale
-from guda.report.page import EXEMPLARS, PLACEBO_SAYS, SHOWN, TINY
+from guda.report.page import EXEMPLARS, PLACEBO_SAYS, TINY, environment
+from guda.report.picture_cards import SHOWN
 from guda.report.pictures import EXEMPLAR, LARGEST, data_uri
 from guda.run.data import load_data
 from guda.scoring.race import StopRule
 from guda.scoring.reading import Verdict
-from guda.table import percent, signed
-from guda.web.job import Snapshot, address, to_csv, to_json
+from guda.web.job import Snapshot, address
 from guda.web.service import Service
 
 if TYPE_CHECKING:
@@ -28,28 +29,34 @@ if TYPE_CHECKING:
 
 TOP = 3
 
-ELSEWHERE = "dashed line: placebo groups on the run's own pictures"
+HERE, ELSEWHERE = mark("dashed line"), mark("dashed line: placebo groups on the run's own pictures")
 
 
 @cache
-def environment() -> Environment:
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
-    made = Environment(
-        loader=ChoiceLoader([PackageLoader(p, ".") for p in ("guda.web", "guda.report", "guda.scoring")]),
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    made.filters |= {"percent": percent, "signed": signed}
-    return made
+def templates() -> Environment:
+    return environment("guda.web", "guda.report")
 
 
-def render(template: str, **context: Any) -> str:
-    return environment().get_template(template).render(**context)
+def render(template: str, **context: Any) -> Markup:
+    return Markup(templates().get_template(template).render(**context))
 
 
-def refusal(text: str, what: str = "Not accepted:") -> str:
+def macro(name: str, *values: Any, file: str = "widgets.html.j2") -> Markup:
+    """What a macro of a template file gives."""
+    return Markup(getattr(templates().get_template(file).module, name)(*values))
+
+
+def refusal(error: GudaError, what: str | None = None) -> Markup:
     """One line, whatever the text holds."""
-    return render("refused.html.j2", what=what, text=" ".join(text.split()))
+    return macro("refused", " ".join(str(error).split()), what or tr("Not accepted:"))
+
+
+def waiting(ahead: int) -> Markup:
+    if not ahead:
+        return macro("empty", tr("Scoring starts now."))
+    if ahead == 1:
+        return macro("empty", tr("1 picture is ahead of this one in the queue."))
+    return macro("empty", tr("{n} pictures are ahead of this one in the queue.", n=ahead))
 
 
 class Held(MethodView):
@@ -62,16 +69,15 @@ class Held(MethodView):
         return own if self.held is None else Scale(min(own.lo, self.held.lo), max(own.hi, self.held.hi))
 
 
-def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None = None) -> tuple[str, Scale]:
+def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None = None) -> tuple[Markup, Scale]:
     """(HTML, its axis, which the next call of the same race should keep)."""
     data, queries = service.data, load_queries(service.run, shot.queries)
     method = shot.scores.method
     view = Held(shot.scores, data.groups.sizes, service.about(method), service.floor(method, shot.queries))
     view.held = None if shot.final else held
     scale = view.scale(0)
-    value = to_json(shot, view)
     above = None if view.above is None or view.null is None else int(view.above[0])  # which of PLACEBO_SAYS
-    where = "dashed line" if service.floor_set(method, shot.queries) == shot.queries else ELSEWHERE
+    where = HERE if service.floor_set(method, shot.queries) == shot.queries else ELSEWHERE
     foreign = shot.scores[0].origin.foreign
     html = render(
         "answer.html.j2",
@@ -88,7 +94,7 @@ def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None 
         leaders=_leaders(shot),
         out=_out(shot),
         leaving=_leaving(shot),
-        placebo=None if above is None or not shot.final or foreign else f"{PLACEBO_SAYS[above]} ({where})",
+        placebo=None if above is None or not shot.final or foreign else f"{tr(PLACEBO_SAYS[above])} ({tr(where)})",
         below=above == 0,
         note=note,
         remark=shot.scores[0].origin.remark,
@@ -98,8 +104,6 @@ def answer(service: Service, shot: Snapshot, note: str = "", held: Scale | None 
         name_width=int(np.clip(max(len(n) for n in data.groups.names) + 3, 4, 15)),
         link=link(shot),
         file="-".join(filter(None, [shot.queries, shot.scores.method, shot.rule])),
-        json=_download("application/json", json.dumps(value, indent=1, ensure_ascii=False)),
-        csv=_download("text/csv", to_csv(value)),
     )  # fmt: skip
     return html, scale
 
@@ -109,18 +113,16 @@ def link(shot: Snapshot) -> str:
     return address(shot.queries, shot.scores.method, shot.rule, None if shot.picture == shot.queries else shot.picture)
 
 
-def _download(kind: str, text: str) -> str:
-    return f"data:{kind};charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
-
-
 def state(shot: Snapshot) -> str:
     if not shot.final:
-        return f"Round {shot.rounds.max()}."
+        return tr("Round {n}.", n=shot.rounds.max())
     if shot.scores[0].origin.foreign:  # a race settles who is first among groups that are not named
-        return "Not attributed."
+        return tr("Not attributed.")
     if shot.rule is None:
-        return "Scored with all rounds."
-    return {True: "Settled.", False: "Not settled: ran out of rounds or budget.", None: "Budget spent."}[shot.settled]
+        return tr("Scored with all rounds.")
+    if shot.settled is None:
+        return tr("Budget spent.")
+    return tr("Settled.") if shot.settled else tr("Not settled: ran out of rounds or budget.")
 
 
 def _copied(service: Service, shot: Snapshot) -> tuple[str, str] | None:
@@ -131,19 +133,22 @@ def _copied(service: Service, shot: Snapshot) -> tuple[str, str] | None:
 
 def _spent(shot: Snapshot) -> str:
     rounds, groups = int(shot.rounds.max()), len(shot.scores.groups)
-    text = f"{shot.evals:,} network evaluations"
+    told = {"n": f"{shot.evals:,}", "method": shot.scores.method}
     if shot.rule is None:
-        return f"{text}, method {shot.scores.method}"
+        return tr("{n} network evaluations, method {method}", **told)
     if not shot.final:
-        return f"{text} so far, {int((~shot.left).sum())} of {groups} groups still in the race"
-    return f"{text} in {rounds} round{'' if rounds == 1 else 's'}, rule {shot.rule}, method {shot.scores.method}"
+        left = int((~shot.left).sum())
+        return tr("{n} network evaluations so far, {left} of {groups} groups still in the race", left=left,
+                  groups=groups, **told)  # fmt: skip
+    return tr("{n} network evaluations, rounds: {rounds}, rule {rule}, method {method}", rounds=rounds, rule=shot.rule,
+              **told)  # fmt: skip
 
 
 def _said(shot: Snapshot, view: MethodView) -> Verdict:
     """During a race there is a leader, but no verdict yet."""
     found = view.verdicts[0]
     settled = shot.final or found.kind in ("foreign", "copy")  # known before the race
-    return found if settled else replace(found, headline=f"so far: {found.headline}")
+    return found if settled else replace(found, headline=tr("so far: {headline}", headline=found.headline))
 
 
 def _leaders(shot: Snapshot) -> str:
@@ -154,7 +159,8 @@ def _leaders(shot: Snapshot) -> str:
     if rule.top == 1 or rule.confidence is None:
         return ""
     names = ", ".join(sorted(g.group for g in shot.scores[shot.picture].top(rule.top)))
-    return f"The first {rule.top} groups, in any order, are {names} (confidence {rule.confidence:.0%})."
+    return tr("The first {n} groups, in any order, are {names} (confidence {confidence}).", n=rule.top, names=names,
+              confidence=f"{rule.confidence:.0%}")  # fmt: skip
 
 
 def _out(shot: Snapshot) -> str:
@@ -163,14 +169,14 @@ def _out(shot: Snapshot) -> str:
         return ""
     gone = [(int(shot.rounds[g]), name) for g, name in enumerate(shot.scores.groups) if shot.left[g]]
     by_round = {r: [name for n, name in gone if n == r] for r in sorted({r for r, _ in gone})}
-    return "; ".join(f"{', '.join(names)} after round {r}" for r, names in by_round.items())
+    return "; ".join(tr("{names} after round {n}", names=", ".join(names), n=r) for r, names in by_round.items())
 
 
 def _leaving(shot: Snapshot) -> str:
     """When the stop rule eliminates a group."""
     if shot.rule is not None and StopRule.parse(shot.rule).confidence is None:
-        return "The lower half of the groups is eliminated after each round"
-    return "A group is eliminated once it is clearly behind"
+        return tr("The lower half of the groups is eliminated after each round")
+    return tr("A group is eliminated once it is clearly behind")
 
 
 def _rows(shot: Snapshot, view: MethodView) -> list[Row]:
@@ -185,10 +191,3 @@ def _pictures(data: ImageData, group: str) -> list[str]:
 @lru_cache(maxsize=1024)
 def _exemplars(data: ImageData, group: int) -> list[str]:
     return [data_uri(data.images[i], EXEMPLAR) for i in data.groups.members(group)[:EXEMPLARS]]
-
-
-def html(value: str, **options: Any) -> Any:
-    """A place for what guda draws, which brings its own style (app.py)."""
-    import gradio as gr
-
-    return gr.HTML(value, apply_default_css=False, **options)

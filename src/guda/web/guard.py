@@ -1,8 +1,7 @@
-"""What stands before Gradio: requests are refused before they reach it, and headers keep the browser on this server.
+"""What stands before the app: requests are refused before they reach it, and headers keep the browser on this server.
 
-Gradio fetches an address that it finds behind `file=` or `proxy=`, answers pages of other origins, and reads a body of
-any size for as long as it takes to arrive. This server asks nothing of the network, what a visitor's browser may do
-here is for pages from here alone, and a body has a limit in bytes and in time.
+What a visitor's browser may do here is for pages from here alone, and a body has a limit in bytes and in time. Who may
+enter is decided here as well (access.py): by the cookie or the token of the link, or by a name and a password.
 """
 
 from __future__ import annotations
@@ -11,29 +10,26 @@ import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-from guda.web.access import Attempts, Token, is_loopback
+from guda.web.access import Attempts, Login, Token, is_loopback
 from guda.web.upload_folder import UploadFolder
 
 HEADERS = {
-    "content-security-policy": "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; "
-    "connect-src 'self' data: blob:; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
+    # bars are drawn by style attributes; scripts come from here and nothing else runs
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
 
-FETCHES = re.compile(r"/(file(=|/)\s*https?:|proxy=)", re.IGNORECASE)
-
-MANIFEST = "/manifest.json"  # every page links to it, it needs no login, and it would reveal the run's name
-
-UPLOAD = re.compile(r"(/gradio_api)?/upload/?")
+UPLOAD = re.compile(r"/(ask|batch|api/attribute)/?")
 
 LOGIN = re.compile(r"/login/?")
 
 PORTS = {"http": 80, "https": 443}
 
-BODY = 2**20  # bytes of any request but an upload: 64 prompts and the settings of a batch
+BODY, FORM = 2**20, 4096  # bytes of any request but an upload; of a login
 
 UPLOADS = 8  # that are received at the same time
 
@@ -50,49 +46,44 @@ class Refusal(Exception):
 
 class Guard:
     """ASGI middleware. `local`: only loopback names are answered, so that no stranger's name can be pointed here.
-    `token`: what a link must carry; None where there is a login. `idle`, `whole`: seconds that a body may take."""
+    `token`: what a link or, once there was a `login`, a cookie must carry; None: everyone may enter, for tests. `idle`,
+    `whole`: seconds that a body may take."""
 
     def __init__(
         self, app: Any, local: bool = False, token: Token | None = None, uploads: UploadFolder | None = None,
-        idle: float = IDLE, whole: float = WHOLE,
+        login: Login | None = None, idle: float = IDLE, whole: float = WHOLE,
     ) -> None:  # fmt: skip
-        self.app, self.local, self.token, self.uploads = app, local, token, uploads
+        self.app, self.local, self.token, self.uploads, self.login = app, local, token, uploads, login
         self.idle, self.whole = idle, whole
         self.attempts = Attempts()
         self._receiving = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":  # there are none
+                await send({"type": "websocket.close", "code": 1008})
+            else:
+                await self.app(scope, receive, send)
             return
         answer = Answer(send)
         try:
             headers = {key.lower(): value.decode("latin-1") for key, value in scope["headers"]}
             self.admit(scope, headers)
-            if scope["type"] == "websocket":
-                await self.app(scope, receive, send)
-            elif scope["path"] == MANIFEST:
-                await answer.reply(200, "{}", "application/manifest+json")
-            elif scope.get("method") == "POST" and LOGIN.fullmatch(scope["path"]):
-                await self.login(scope, self.body(headers, receive, answer, BODY), answer)
+            if self.login is not None and scope.get("method") == "POST" and LOGIN.fullmatch(scope["path"]):
+                await self.enter(scope, self.body(headers, receive, answer, FORM))
             elif scope.get("method") == "POST" and UPLOAD.fullmatch(scope["path"]):
                 await self.upload(scope, headers, receive, answer)
             else:
                 await self.app(scope, self.body(headers, receive, answer, BODY), answer.send)
         except Refusal as e:
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
-            else:
-                await answer.reply(e.status, f"{e}\n", headers=e.headers)
+            await answer.reply(e.status, f"{e}\n", headers=e.headers)
         except Exception:  # of an app whose visitor was sent away by `body`
             if not answer.own:
                 raise
 
     def admit(self, scope: Any, headers: Mapping[bytes, str]) -> None:
         """Refuse who may not enter."""
-        path = scope["path"]
-        if FETCHES.search(path) or FETCHES.search(unquote(path)):  # servers decode once, proxies may have encoded twice
-            raise Refusal(403, "This server fetches nothing from other addresses.")
+        path, getting = scope["path"], scope.get("method") in ("GET", "HEAD")
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         if self.local and not is_loopback(_name(f"//{host}")):
             raise Refusal(403, "This server answers only on this machine: open the address that guda serve printed.")
@@ -100,22 +91,44 @@ class Guard:
             raise Refusal(
                 403, "This request comes from a page of another server. A proxy in front must forward the Host header."
             )
-        if self.token is None or path == MANIFEST:
+        if self.token is None or (self.login is not None and LOGIN.fullmatch(path)):
             return
-        if scope.get("method") == "GET" and (found := self.token.entrance(path, scope.get("query_string", b""))):
+        if self.login is None and getting and (found := self.token.entrance(path, scope.get("query_string", b""))):
             raise Refusal(303, "Welcome.", found)  # also for who has the cookie: the token leaves the address bar
-        if not self.token.carried(headers):
+        if self.token.carried(headers):
+            return
+        if self.login is None:
             raise Refusal(401, "Open the link that guda serve printed: it ends in ?token= and the token.")
+        if self.login.basic(headers) is not None:
+            self.attempt(scope, bool(self.login.basic(headers)))
+        elif getting and "text/html" in headers.get(b"accept", ""):
+            raise Refusal(303, "Log in first.", [(b"location", b"/login")])
+        else:
+            raise Refusal(401, "Send a name and password (HTTP Basic), or log in at /login.")
 
-    async def login(self, scope: Any, receive: Any, answer: Answer) -> None:
-        """Gradio checks the password, as often as `Attempts` allows."""
+    def attempt(self, scope: Any, right: bool) -> None:
+        """Refuse a wrong password, and any once there were too many wrong ones from that address."""
         address = (scope.get("client") or ("", 0))[0]
         if not self.attempts.begin(address):
             wait = str(round(self.attempts.within)).encode()
             raise Refusal(429, "Too many wrong passwords; wait a minute.", [(b"retry-after", wait)])
-        await self.app(scope, receive, answer.send)
-        if answer.status == 200:
-            self.attempts.succeeded(address)
+        if not right:
+            raise Refusal(401, "Wrong name or password.")
+        self.attempts.succeeded(address)
+
+    async def enter(self, scope: Any, receive: Any) -> None:
+        """The login form: the right password gets the cookie."""
+        assert self.login is not None
+        assert self.token is not None
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        given = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+        self.attempt(scope, self.login.accepts(given.get("username", ""), given.get("password", "")))
+        raise Refusal(303, "Welcome.", [(b"location", b"/"), (b"set-cookie", self.token.header)])
 
     async def upload(self, scope: Any, headers: Mapping[bytes, str], receive: Any, answer: Answer) -> None:
         """At most so many at a time, and only if there is room on disk for all of it."""

@@ -66,7 +66,7 @@ def address(queries: str, method: str, rule: str | None, picture: str | None = N
 
     Scored in full is named, too: an address without a rule means the newest result, which another race may become."""
     parts = {"result": queries, "method": method, "rule": rule or FULL}
-    return "?" + urlencode(parts | ({"picture": picture} if picture else {}))
+    return "result?" + urlencode(parts | ({"picture": picture} if picture else {}))
 
 
 def one_picture(scores: Scores, picture: str | None = None) -> Scores:

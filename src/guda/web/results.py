@@ -1,23 +1,26 @@
-"""The read-only tabs: stored results, the leaderboard, other runs. Nothing is computed here.
+"""What is only read: stored results as a gallery, the leaderboard, other runs. Nothing is computed here.
 
 A stored result is a scored query set of the run, found by name, opened from a list or through its link.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import urlencode
+
+from markupsafe import Markup
 
 from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.results import DatasetEntry, read_entry
 from guda.evaluation.tables import comparison
 from guda.files import read_json
+from guda.language import tr
 from guda.methods.base import METHODS
+from guda.report.shares import coalition_tables
 from guda.run.run import UPLOAD, Run
 from guda.run.samples import set_name
 from guda.run.task import read_progress
@@ -25,7 +28,6 @@ from guda.scoring.race import StopRule
 from guda.scoring.scores import Scores
 from guda.steps import scores_folder
 from guda.web import answer
-from guda.web.answer import html
 from guda.web.job import FULL, Snapshot, address, one_picture
 from guda.web.service import Service
 
@@ -90,52 +92,96 @@ def find(run: Run, queries: str, method: str | None = None, rule: str | None = N
 def open_result(
     service: Service, queries: str, method: str | None = None, rule: str | None = None, picture: str | None = None
 ) -> Snapshot:
-    run = service.run
-    stored = find(run, queries, method, rule)
+    stored = find(service.run, queries, method, rule)
+    return service.snapshot(service.run, queries, stored.rule, one_picture(readable(service, stored), picture or None))
+
+
+def readable(service: Service, stored: Stored) -> Scores:
+    """Refused if they are of other groups than the recipe has now."""
     scores = Scores.read(stored.path)
     if scores.groups != service.data.groups.names:
         raise GudaError(
             "result-stale", f"{stored.title} was scored for other groups than the recipe has now; score it again"
         )
-    return service.snapshot(run, queries, stored.rule, one_picture(scores, picture or None))
+    return scores
 
 
-LISTED = 200  # stored results in the table; older ones are still found by their link
-
-STORED_HEADER = ("query set", "pictures", "method", "rule", "stored")
-
-RUNS_HEADER = ("run", "recipe", "groups", "fitted methods", "query sets", "state")
+PAGE, BESIDE = 24, 6  # tiles of a gallery; pictures offered for comparison
 
 
-def words(label: str, header: tuple[str, ...], rows: Sequence[tuple[str, tuple[str, ...]]], more: str = "") -> str:
-    """A table of words; each row may lead somewhere."""
-    macros: Any = answer.environment().get_template("tables.html.j2").module
-    return str(macros.words(label, header, rows, more))
+def picture_address(queries: str, picture: str) -> str:
+    return "picture?" + urlencode({"set": queries, "id": picture})
 
 
-def says(text: str) -> str:
-    return answer.render("waiting.html.j2", text=text)
+def tile(service: Service, queries: str, shot: Snapshot) -> dict[str, Any]:
+    """One picture of a gallery: what the macro `tile` takes."""
+    view = service.view(shot)
+    said, first = view.verdicts[0], view.rows(0)[0]
+    told = "" if said.kind == "foreign" else f"{first.name} {first.value} {view.unit}"
+    name = shot.picture if shot.picture == queries else f"{queries}/{shot.picture}"
+    return {
+        "href": answer.link(shot), "image": picture_address(queries, shot.picture), "verdict": said,
+        "name": f"{name}, {shot.scores.method}{f', {shot.rule}' if shot.rule else ''}", "value": told,
+    }  # fmt: skip
 
 
-def stored_table(service: Service) -> str:
+def gallery(service: Service, page: int) -> tuple[list[dict[str, Any]], int]:
+    """(tiles of a page, pages): one for each stored result, newest first; a set of several pictures is one tile."""
     run, found = service.run, results(service.run)
-    if not found:
-        return says("Nothing is stored in this run yet.")
-    rows = [
-        (r.address, (r.queries, f"{len(pictures(run, r.queries)):,}", r.method, r.rule or "all rounds", _date(r.when)))
-        for r in found[:LISTED]
+    tiles = []
+    for stored in found[(page - 1) * PAGE : page * PAGE]:
+        ids = pictures(run, stored.queries)
+        try:
+            if len(ids) == 1:
+                tiles.append(tile(service, stored.queries, open_result(service, stored.queries, stored.method,
+                                                                       stored.rule or FULL)))  # fmt: skip
+                continue
+        except GudaError:  # scored for other groups than the recipe has now
+            pass
+        href = "stored?" + urlencode({"set": stored.queries, "method": stored.method, "rule": stored.rule or FULL})
+        tiles.append({
+            "href": href, "image": picture_address(stored.queries, ids[0]), "verdict": None,
+            "name": f"{stored.queries}, {stored.method}{f', {stored.rule}' if stored.rule else ''}",
+            "value": tr("{n} pictures", n=f"{len(ids):,}"),
+        })  # fmt: skip
+    return tiles, -(-len(found) // PAGE)
+
+
+def set_gallery(service: Service, queries: str, method: str, rule: str, page: int) -> tuple[list[dict[str, Any]], int]:
+    """(tiles of a page, pages): the pictures of one scored set."""
+    stored = find(service.run, queries, method, rule)
+    scores = readable(service, stored)
+    shots = [
+        service.snapshot(service.run, queries, stored.rule, scores[q : q + 1])
+        for q in range(len(scores.queries))[(page - 1) * PAGE : page * PAGE]
     ]
-    more = f"The newest {LISTED} of {len(found):,}." if len(found) > LISTED else ""
-    return words("Stored results", STORED_HEADER, rows, more)
+    return [tile(service, queries, shot) for shot in shots], -(-len(scores.queries) // PAGE)
+
+
+def others(service: Service, shot: Snapshot) -> dict[str, Any]:
+    """What an answer can be compared with: the same picture by other methods, other stored pictures."""
+    here = answer.link(shot).partition("?")[2]
+
+    def beside(link: str) -> str:
+        return f"compare?{urlencode({'left': here, 'right': link.partition('?')[2]})}"
+
+    run, methods, shown = service.run, [], []
+    for stored in _of(run, shot.queries):
+        if (stored.method, stored.rule) != (shot.scores.method, shot.rule):
+            name = stored.method + (f", {stored.rule}" if stored.rule else "")
+            picture = None if shot.picture == shot.queries else shot.picture
+            methods.append((beside(address(shot.queries, stored.method, stored.rule, picture)), name))
+    if len(pictures(run, shot.queries)) > 1:
+        tiles = set_gallery(service, shot.queries, shot.scores.method, shot.rule or FULL, 1)[0]
+    else:
+        tiles = gallery(service, 1)[0]
+    shown = [t | {"href": beside(t["href"])} for t in tiles if t["verdict"] and t["href"] != answer.link(shot)]
+    return {"methods": methods, "pictures": shown[:BESIDE]}
 
 
 def pictures(run: Run, queries: str) -> list[str]:
     """Ids of a set's pictures, without reading the pictures."""
     return list(read_json(run.path("queries", queries, "index.json"))["ids"])
-
-
-def _date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def evaluations(run: Run) -> dict[str, DatasetEntry]:
@@ -146,22 +192,26 @@ def evaluations(run: Run) -> dict[str, DatasetEntry]:
     return dict(sorted(found.items(), key=lambda item: (item[0] != own, item[0])))
 
 
-def leaderboard(service: Service) -> str:
+def leaderboard(service: Service) -> Markup:
     """Methods against the oracle, a table for every query set that was evaluated."""
     run = service.run
     found = evaluations(run)
     if not found:
-        return says(
+        return answer.macro(
+            "empty",
             f"This run has not been compared with an oracle, so it is unknown how often a method is right. "
-            f"Fit and score {run.recipe.evaluation.against}, then run: guda evaluate {run.root}"
+            f"Fit and score {run.recipe.evaluation.against}, then run: guda evaluate {run.root}",
         )
-    macros: Any = answer.environment().get_template("tables.html.j2").module
     boards = []
     for name, entry in found.items():
         table = comparison(name, entry)
         rows = [(row[0], [_cell(c) for c in row[1:]]) for row in table.texts()]
-        boards.append(macros.leaderboard(table.title, table.header, rows, service.method, table.note))
-    return "".join(map(str, boards))
+        boards.append(
+            answer.macro(
+                "leaderboard", table.title, table.header, rows, service.method, table.note, file="board.html.j2"
+            )
+        )
+    return Markup("").join(boards)
 
 
 def _cell(text: str) -> tuple[str, str]:
@@ -170,13 +220,30 @@ def _cell(text: str) -> tuple[str, str]:
     return mean, bracket.strip() + rest
 
 
-def runs_table(folder: Path, here: Path) -> str:
+def shares_tables(service: Service) -> Markup:
+    """What was computed of several groups together (`guda shares`, `guda without`), by query set."""
+    run, found = service.run, Markup("")
+    for name in run.query_sets():
+        path = scores_folder(run, name) / "evaluation.json"
+        for table in coalition_tables(run, name, read_entry(path) if path.is_file() else None):
+            rows = [("", row) for row in table.texts()]
+            found += Markup("<h2>{}</h2>").format(table.title)
+            found += answer.macro("words", table.title, table.header, rows, table.note)
+    if not found:
+        return answer.macro("empty", f"Nothing was computed of several groups together; run: guda shares {run.root}")
+    return found
+
+
+RUNS_HEADER = ("run", "recipe", "groups", "fitted methods", "query sets", "state")
+
+
+def runs_table(folder: Path, here: Path) -> Markup:
     """The run folders below `folder`; only their small files are read."""
     found = sorted(p.parent for p in folder.glob("*/run.json"))
     if not found:
-        return says(f"There are no run folders in {folder}.")
+        return answer.macro("empty", f"There are no run folders in {folder}.")
     rows = [("", _run_row(root, root.resolve() == here.resolve())) for root in found]
-    return words("Runs", RUNS_HEADER, rows, f"Run folders in {folder}.")
+    return answer.macro("words", "Runs", RUNS_HEADER, rows, f"Run folders in {folder}.")
 
 
 def _run_row(root: Path, served: bool) -> tuple[str, ...]:
@@ -203,55 +270,3 @@ def _state(run: Run) -> str:
         return f"working ({len(running)} task{'' if len(running) == 1 else 's'})"
     done = [w for w, there in (("evaluated", run.has("evaluation.json")), ("report", run.has("report.html"))) if there]
     return ", ".join(done) or ("trained" if run.has("models") or run.recipe.model.path else "not trained")
-
-
-@dataclass(frozen=True)
-class Shelf:
-    result: Any  # dropdown of stored results, their values as in an address
-    picture: Any
-    place: Any
-    table: Any
-    refill: Callable[[], tuple[Any, str]]
-    open: Callable[[dict[str, str]], tuple[Any, Any, str]]  # the parts of an address -> (result, picture, answer)
-
-
-def shelf_tab(service: Service) -> Shelf:
-    import gradio as gr
-
-    def choices() -> list[tuple[str, str]]:
-        return [(r.title, r.address) for r in results(service.run)[:LISTED]]
-
-    def refill() -> tuple[Any, str]:
-        return gr.update(choices=choices()), stored_table(service)
-
-    def shown(value: str | None, picture: str | None = None) -> tuple[Any, str]:
-        """(pictures to choose from, answer)."""
-        asked = {k: v[0] for k, v in parse_qs((value or "").lstrip("?")).items()}
-        if not asked:
-            return gr.update(visible=False), says("Choose a result above, or one of the links below.")
-        try:
-            queries = asked["result"]
-            shot = open_result(service, queries, asked.get("method"), asked.get("rule"), picture)
-            ids = pictures(service.run, queries)
-            page, _ = answer.answer(service, shot)
-            return gr.update(choices=ids, value=shot.picture, visible=len(ids) > 1), page
-        except GudaError as e:
-            return gr.update(visible=False), answer.refusal(str(e), "Not found.")
-
-    def opened(query: dict[str, str]) -> tuple[Any, Any, str]:
-        try:
-            value = find(service.run, query["result"], query.get("method"), query.get("rule")).address
-        except GudaError as e:
-            return gr.update(choices=choices()), gr.update(visible=False), answer.refusal(str(e), "Not found.")
-        known = choices()
-        known += [] if value in [v for _, v in known] else [(query["result"], value)]
-        return gr.update(choices=known, value=value), *shown(value, query.get("picture"))
-
-    result = gr.Dropdown(choices(), value=None, label="Result", elem_id="shelf-result")
-    picture = gr.Dropdown([], label="Picture", visible=False, elem_id="shelf-picture")
-    place = html(shown(None)[1], elem_id="shelf-answer")
-    table = html(stored_table(service), elem_id="shelf-table")
-    quick: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    result.input(shown, result, [picture, place], **quick)
-    picture.input(lambda value, chosen: shown(value, chosen)[1], [result, picture], place, **quick)
-    return Shelf(result, picture, place, table, refill, opened)

@@ -9,9 +9,10 @@ in full has its verdict already (`stored_scores`): that is the answer, and no ra
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,6 +39,8 @@ from guda.scoring.reference import Null
 from guda.scoring.scores import Scores
 from guda.web.job import Job, Snapshot, one_picture
 from guda.web.uploads import Full, Limits, Picture, Refused, keep_upload, read_prompt, read_upload, upload_name
+
+T = TypeVar("T")
 
 DEFAULT_RULE = "top1@0.95"
 
@@ -68,6 +71,7 @@ class Service:
         self.method = method or run_best(run, self.methods) or self.methods[0]
         self._jobs: dict[tuple[str, str, str], Job] = {}
         self._floors: dict[tuple[str, int], Null | None] = {}
+        self._others: set[Future[Any]] = set()  # work that is no race
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "guda-scoring")
         self._closing = False
@@ -120,19 +124,47 @@ class Service:
     ) -> tuple[Job, str]:
         """(job, note) of an upload, which is stored only once its question is accepted; refused with one line."""
         method, rule = self.check(rule, method)
-        picture, text = self._read(path, prompt)
+        picture, text = self.read(path, prompt)
+        job, name = self.ask_pixels(picture.pixels, text, rule, method)
+        return job, " ".join(filter(None, [picture.note, "" if name is not None else stored_note(job)]))
+
+    def ask_pixels(
+        self, pixels: np.ndarray, prompt: str | None, rule: str = DEFAULT_RULE, method: str | None = None
+    ) -> tuple[Job, str | None]:
+        """(job, query set): raced under that name; of a picture that was scored in full the stored answer, and None."""
+        method, rule = self.check(rule, method)
+        if (found := stored_scores(self.run, method, pixels, prompt)) is not None:
+            return Job.ended(self.snapshot(self.run, found[0], None, found[1])), None
+        name = upload_name(pixels, prompt)
+        return self.submit(name, rule, method, (pixels, prompt)), name
+
+    def job(self, queries: str, rule: str, method: str) -> Job | None:
+        """The job of a question that is under way."""
+        return self._jobs.get((queries, rule, method))
+
+    def on_worker(self, work: Callable[[], T]) -> Future[T]:
+        """Anything that computes, one at a time with the pictures, and in the same queue."""
+        with self._lock:
+            if self.full:
+                raise Full("queue-full", f"the queue is full ({self.limits.queue} pictures); try again later")
+            found = self._worker.submit(work)
+            self._others.add(found)
+        found.add_done_callback(self._others.discard)
+        return found
+
+    def receive(self, path: str | Path, prompt: str, method: str) -> tuple[str | None, Job | None]:
+        """(query set, None) of an upload that is stored to be asked about; (None, job): it was scored in full."""
+        picture, text = self.read(path, prompt)
         if (found := stored_scores(self.run, method, picture.pixels, text)) is not None:
-            shot = self.snapshot(self.run, found[0], None, found[1])
-            told = f"Already scored as {shot.queries}/{shot.picture}; stored answer."
-            return Job.ended(shot), " ".join(filter(None, [picture.note, told]))
-        return self.submit(upload_name(picture.pixels, text), rule, method, (picture.pixels, text)), picture.note
+            return None, Job.ended(self.snapshot(self.run, found[0], None, found[1]))
+        return keep_upload(self.run, picture.pixels, text, self.limits.uploads), None
 
     def take(self, path: str | Path, prompt: str | None = None) -> tuple[str, str]:
         """(query set, note) of an upload that is stored without a question."""
-        picture, text = self._read(path, prompt)
+        picture, text = self.read(path, prompt)
         return keep_upload(self.run, picture.pixels, text, self.limits.uploads), picture.note
 
-    def _read(self, path: str | Path, prompt: str | None) -> tuple[Picture, str | None]:
+    def read(self, path: str | Path, prompt: str | None) -> tuple[Picture, str | None]:
         text = read_prompt(prompt, self.told)
         picture = read_upload(path, self.model.image_shape, self.limits)
         try:
@@ -144,7 +176,7 @@ class Service:
     @property
     def full(self) -> bool:
         """Whether the queue is full."""
-        return len(self._jobs) > self.limits.queue
+        return len(self._jobs) + len(self._others) > self.limits.queue
 
     def submit(
         self, queries: str, rule: str = DEFAULT_RULE, method: str | None = None,
@@ -278,6 +310,11 @@ class Service:
     def data(self) -> ImageData:
         """The groups that are asked about."""
         return scored_data(self.run)
+
+
+def stored_note(job: Job) -> str:
+    """Beside an answer that was there before it was asked for."""
+    return f"Already scored as {job.snapshots[-1].queries}/{job.snapshots[-1].picture}; stored answer."
 
 
 def raceable(run: Run) -> list[str]:

@@ -1,19 +1,19 @@
 """The folder of raw uploads: removed at the end, and never larger than a limit.
 
-Gradio keeps every file that a browser sends until an hour later, asked about or not. Here an upload reserves its bytes
-before the first of them is read; the oldest files that no page is working with make room, and what does not fit even
-then is refused. A picture that was asked about is a query set of the run by then (uploads.py) and loses nothing.
+An upload reserves its room before the first byte of it is read, twice its length: as it arrives, and as the file that
+is decoded; what does not fit is refused. A file lives as long as its request. A picture that was asked about is a query
+set of the run by then (uploads.py); one that was refused leaves nothing.
 """
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -21,30 +21,9 @@ PREFIX = "guda-web-"
 
 LOCK = ".lock"  # held by the server that a folder belongs to, so that others know a folder of a killed one
 
-BLOCK = 4096  # an empty file takes room, too
-
-_held: Counter[str] = Counter()
-_holding = threading.Lock()
-
-
-@contextmanager
-def holding(files: Iterable[str | Path]) -> Iterator[None]:
-    """These uploads are not removed meanwhile: a batch reads its pictures as the queue has room."""
-    names = [os.path.abspath(f) for f in files]
-    with _holding:
-        _held.update(names)
-    try:
-        yield
-    finally:
-        with _holding:
-            for name in names:
-                _held[name] -= 1
-                if not _held[name]:
-                    del _held[name]
-
 
 class UploadFolder:
-    """Files directly in it are being received; complete ones are in folders of their own. `most`: bytes."""
+    """`most`: bytes of all requests that are being received or read."""
 
     def __init__(self, path: Path, most: int) -> None:
         self.path, self.most = path, most
@@ -52,61 +31,27 @@ class UploadFolder:
         self._lock = threading.Lock()
 
     def reserve(self, who: object, size: int) -> bool:
-        """Make room for an upload of `size` bytes; False if there is none. Ends with `release(who)`."""
+        """Room for an upload of `size` bytes; False if there is none. Ends with `release(who)`."""
         with self._lock:
-            if not self._reserved:
-                self._sweep()
-            # what is being received counts as received and as reserved: never too little
-            excess = self.used + self._reserved.total() + size - self.most
-            if size > self.most or self._remove_oldest(excess) < excess:
+            if self._reserved.total() + 2 * size > self.most:
                 return False
-            self._reserved[who] = size
+            self._reserved[who] = 2 * size
             return True
 
     def release(self, who: object) -> None:
-        """The upload ended, whole or not."""
+        """The request ended."""
         with self._lock:
             del self._reserved[who]
-            if not self._reserved:
-                self._sweep()
 
-    @property
-    def used(self) -> int:
-        """Bytes on disk."""
-        return sum(size for _, size, _ in self._files(complete=False))
-
-    def _sweep(self) -> None:
-        """Remove what uploads that were broken off have left."""
-        for path in self.path.iterdir() if self.path.is_dir() else ():
-            if path.is_file() and path.name != LOCK:
-                path.unlink(missing_ok=True)
-
-    def _remove_oldest(self, excess: int) -> int:
-        """Remove complete files until `excess` bytes are free; returns how many are."""
-        freed = 0
-        for _, size, path in sorted(self._files(complete=True)):
-            if freed >= excess:
-                break
-            with _holding:
-                if _held[str(path)] > 0:
-                    continue
-                path.unlink(missing_ok=True)
-            freed += size
-            with suppress(OSError):
-                path.parent.rmdir()
-        return freed
-
-    def _files(self, complete: bool) -> Iterator[tuple[int, int, Path]]:
-        """(when it was written, bytes, path)."""
-        for folder, _, names in os.walk(self.path):
-            if complete and Path(folder) == self.path:
-                continue
-            for path in (Path(folder, name) for name in names):
-                try:
-                    stat = path.stat()
-                except FileNotFoundError:
-                    continue
-                yield stat.st_mtime_ns, max(stat.st_size, BLOCK), path
+    @contextmanager
+    def file(self, name: str, content: IO[bytes]) -> Iterator[Path]:
+        """One upload as a file, while it is read; its name is shown to its sender."""
+        plain = re.sub(r"[^\w.() -]+", "_", Path(name).name)[-80:].lstrip(".") or "picture"
+        with tempfile.TemporaryDirectory(dir=self.path) as folder:
+            path = Path(folder, plain)
+            with path.open("wb") as file:
+                shutil.copyfileobj(content, file)
+            yield path
 
 
 @contextmanager

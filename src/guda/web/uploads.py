@@ -24,7 +24,7 @@ from guda.errors import GudaError
 from guda.files import digest, digest_arrays
 from guda.run.run import UPLOAD, Run
 
-MB = 2**20  # as Gradio counts them
+MB = 2**20
 
 _decoding = threading.Semaphore(1)  # a decoded picture may take hundreds of megabytes: one at a time
 
@@ -37,7 +37,7 @@ class Limits(Config):
     max_mb: float = Field(10.0, gt=0, description="Largest file, megabytes.")
     max_megapixels: float = Field(25.0, gt=0, description="Largest picture, megapixels according to its header.")
     queue: int = Field(32, ge=1, description="Pictures that may wait to be scored.")
-    total_mb: float = Field(256.0, gt=0, description="All files that were sent and wait to be asked about, megabytes.")
+    total_mb: float = Field(256.0, gt=0, description="All uploads that are received or read at a time, megabytes.")
     uploads: int = Field(10_000, ge=1, description="Uploads that a run keeps.")
 
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field
 
+from guda.data.classes import Classes
 from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.data.text import text_encoder
 from guda.diffusion.denoiser import Denoiser
-from guda.unlearning.anchors import AnchorsConfig, Strategy, make_anchor
+from guda.errors import GudaError
+from guda.unlearning.anchors import Anchor, AnchorsConfig, Labels, Strategy, make_anchor
 from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 
@@ -37,12 +40,20 @@ class AnchorsUnlearnConfig(FlipsConfig, AnchorsConfig):
 class Anchors(Operator):
     Config = AnchorsUnlearnConfig
     conditional = True
+    by_label = True
     needs_prompts = True
     regroupable = False  # a random group has no style to be redirected from
     strategy: ClassVar[Strategy]
 
-    def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any, prompts: Prompts) -> None:
+    def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any, prompts: Prompts | Classes) -> None:
         super().__init__(teacher, data, group, config)
+        self.anchor: Anchor
+        if isinstance(prompts, Classes):
+            gone = prompts.emptied(data.groups, group)
+            left = [c for c in prompts.names if c not in gone]
+            known = label_embeddings(teacher) if self.strategy == "weighted" else np.ones((1, 1))
+            self.anchor = Labels(self.strategy, gone, left, known, prompts.null, config)
+            return
         retain = [style for style in data.groups.leaf_names if style != group]
         embed = text_encoder(config.encoder) if self.strategy == "weighted" else None
         self.anchor = make_anchor(
@@ -68,19 +79,33 @@ class Anchors(Operator):
         return int((student + 1) * (config.batch_forget + config.batch_retain))
 
 
+def label_embeddings(model: Denoiser) -> np.ndarray:
+    """What the network makes of each label, [labels, d]."""
+    modules = list(model.module.modules())
+    found = [m for m in modules if isinstance(m, torch.nn.Embedding) and m.num_embeddings == model.n_classes]
+    if len(found) != 1:
+        raise GudaError(
+            "label-embedding-unknown",
+            f"{type(model.module).__name__} has no table of label embeddings; use anchors-uniform or continuation",
+        )
+    return np.asarray(found[0].weight.detach().cpu().double().numpy())
+
+
 @operator("anchors-weighted")
 class Weighted(Anchors):
-    summary = "text-to-image: redirect the group's prompts to similar styles (GUDA-C)"
+    summary = "conditional models: redirect the group's prompts (or class) to similar styles (classes) (GUDA-C)"
     strategy = "weighted"
 
 
 @operator("anchors-uniform")
 class Uniform(Anchors):
-    summary = "text-to-image: redirect the group's prompts to any other style"
+    summary = "conditional models: redirect the group's prompts (or class) to any other style (class)"
     strategy = "uniform"
 
 
 @operator("anchors-removed")
 class Removed(Anchors):
-    summary = "text-to-image: redirect the group's prompts to themselves without a style"
+    summary = (
+        "conditional models: redirect the group's prompts (or class) to themselves without a style (the null label)"
+    )
     strategy = "removed"

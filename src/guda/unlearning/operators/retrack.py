@@ -4,7 +4,7 @@
 
 m_-k is the posterior mean over the retain set (Shi et al. 2025; paper: "ReTrack: Theoretical Foundation for GUDA-U").
 It is exact by default, or taken over the K retain images nearest to x_t itself. (The neighbours of the clean image are
-not neighbours of x_t.)
+not neighbours of x_t.) Of a class-conditional model, it is taken over the retain images of the sample's own class.
 
 `kl_cap`: with x_t = a x_f + s eps the target is eps_bar = eps + sum_r w_r d_r, d_r = (a/s)(x_f - x_r). Moving a unit
 Gaussian's mean by d costs |d|^2/2 nats, so each d_r is shortened to a norm of at most sqrt(2 kl_cap) before weighting.
@@ -39,9 +39,11 @@ from typing import Any
 import torch
 from pydantic import Field, model_validator
 
+from guda.data.classes import Classes
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.schedule import Schedule
+from guda.errors import GudaError
 from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 REFINED = 64  # logits recomputed in float64
@@ -199,16 +201,34 @@ class Retrack(Operator):
     Config = RetrackConfig
     summary = "unlearn by redirecting forget images to the retain set's posterior mean (GUDA)"
 
-    def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
+    within_class = True
+
+    def __init__(
+        self, teacher: Denoiser, data: ImageData, group: str, config: Any, classes: Classes | None = None
+    ) -> None:
         super().__init__(teacher, data, group, config)
         schedule = teacher.schedule
+        self.effective: list[float] = []  # effective sample size of every step, as a share of the batch
+        self.by_class: dict[str, Posterior] = {}  # of a class-conditional model: over the retain images of each class
+        if classes is not None:
+            if config.kl_cap is not None or config.density_ratio:
+                raise GudaError(
+                    "retrack-class-option",
+                    "kl_cap and density_ratio are for unconditional models; leave them out for class-conditional ones",
+                )
+            retain = self.members("retain")
+            for c in classes.of_group(data.groups, group):
+                mine = retain[classes.numbers[retain] == int(c)]
+                self.by_class[c] = posterior_over(self.encoded(mine), schedule, config.k_nearest)
+            return
         self.posterior = posterior_over(self.encoded(self.members("retain")), schedule, config.k_nearest)
         if config.density_ratio:
             self.own = posterior_over(self.encoded(self.members("forget")), schedule)
-        self.effective: list[float] = []  # effective sample size of every step, as a share of the batch
 
     def target(self, forget: Batch) -> torch.Tensor:
         """What the student should predict at x_t."""
+        if self.by_class:
+            return self._within(forget)
         if self.config.kl_cap is None:
             return self.posterior.eps(forget.x_t, forget.t)
         log_w, images = support(self.posterior, forget.x_t, forget.t)
@@ -222,6 +242,15 @@ class Retrack(Operator):
         correction = (a / s) * (w.sum(1, keepdim=True) * x_f - pulled)
         return forget.eps + correction.reshape(forget.eps.shape)
 
+    def _within(self, forget: Batch) -> torch.Tensor:
+        """The posterior over the retain images of each sample's own class."""
+        target = torch.empty_like(forget.x_t)
+        for c, posterior in self.by_class.items():
+            rows = torch.tensor([p == c for p in forget.prompts], device=target.device)
+            if bool(rows.any()):
+                target[rows] = posterior.eps(forget.x_t[rows], forget.t[rows])
+        return target
+
     def weights(self, forget: Batch) -> torch.Tensor:
         """Importance weights p_ret(x_t)/p_for(x_t) of the samples [B], clipped or normalised as asked."""
         x_t, t = forget.x_t, forget.t
@@ -229,7 +258,7 @@ class Retrack(Operator):
         return ratio_weights(log_ratio, self.config.ratio_clip, self.config.self_normalise)
 
     def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
-        target, found = self.target(forget), student.eps(forget.x_t, forget.t)
+        target, found = self.target(forget), student.eps(forget.x_t, forget.t, forget.cond)
         if not self.config.density_ratio:
             return torch.nn.functional.mse_loss(found, target)
         weights = self.weights(forget)

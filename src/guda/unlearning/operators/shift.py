@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from guda.data.classes import Classes
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.unlearning.rule import ImageDensity
@@ -35,20 +36,45 @@ class Shift(Operator):
     Config = ShiftConfig
     summary = "unlearn by moving the model's prediction as the optimal denoiser moves when the group leaves"
 
-    def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
+    within_class = True
+
+    def __init__(
+        self, teacher: Denoiser, data: ImageData, group: str, config: Any, classes: Classes | None = None
+    ) -> None:
         super().__init__(teacher, data, group, config)
-        inside = torch.from_numpy(data.groups.membership[:, data.groups.index(group)].copy())
-        labels = (~inside).long().repeat(2 if config.flips else 1)  # `encoded` puts mirror images after all others
-        x0 = self.encoded(np.arange(data.n))
-        self.density = ImageDensity(x0, labels.to(x0.device), teacher.schedule, config.bandwidth)
         self.times = window_range(config.window, teacher.schedule.T)
+        self.by_class: dict[str, ImageDensity] = {}  # of a class-conditional model: of the classes the group is part of
+        if classes is not None:
+            for c in classes.of_group(data.groups, group):
+                self.by_class[c] = self._density(np.flatnonzero(classes.numbers == int(c)))
+            return
+        self.density = self._density(np.arange(data.n))
+
+    def _density(self, images: np.ndarray) -> ImageDensity:
+        """Of these images, as two atoms: the group's and the others."""
+        groups = self.data.groups
+        inside = torch.from_numpy(groups.membership[images, groups.index(self.group)].copy())
+        labels = (~inside).long().repeat(2 if self.config.flips else 1)  # `encoded` puts mirror images after all others
+        x0 = self.encoded(images)
+        return ImageDensity(x0, labels.to(x0.device), self.teacher.schedule, self.config.bandwidth)
+
+    def _changes(self, batch: Batch) -> torch.Tensor:
+        """By how much the posterior mean moves without the group, within each sample's class where there are any."""
+        if not self.by_class:
+            return self.density.changes(batch.x_t, batch.t)[0]
+        found = torch.zeros_like(batch.x_t)
+        for c, density in self.by_class.items():
+            rows = torch.tensor([p == c for p in batch.prompts], device=found.device)
+            if bool(rows.any()):
+                found[rows] = density.changes(batch.x_t[rows], batch.t[rows])[0]
+        return found
 
     def target(self, batch: Batch) -> torch.Tensor:
         """What the student should predict at x_t."""
         with torch.no_grad():
-            eps = self.teacher.eps(batch.x_t, batch.t)
+            eps = self.teacher.eps(batch.x_t, batch.t, batch.cond)
         a, s = self.teacher.schedule.coefficients(batch.t, batch.x_t)
-        shift = -(a / s) * self.density.changes(batch.x_t, batch.t)[0]
+        shift = -(a / s) * self._changes(batch)
         if self.config.cap is not None:
             norm = shift.flatten(1).norm(dim=1).clamp_min(1e-12)
             shift = shift * (self.config.cap / norm).clamp(max=1.0)[:, None, None, None]
@@ -61,7 +87,7 @@ class Shift(Operator):
         return int((student + 1) * (config.batch_forget + config.batch_retain))
 
     def forget(self, student: Denoiser, forget: Batch) -> torch.Tensor:
-        return torch.nn.functional.mse_loss(student.eps(forget.x_t, forget.t), self.target(forget))
+        return torch.nn.functional.mse_loss(student.eps(forget.x_t, forget.t, forget.cond), self.target(forget))
 
     def preserve(self, student: Denoiser, retain: Batch) -> torch.Tensor:
-        return torch.nn.functional.mse_loss(student.eps(retain.x_t, retain.t), self.target(retain))
+        return torch.nn.functional.mse_loss(student.eps(retain.x_t, retain.t, retain.cond), self.target(retain))
