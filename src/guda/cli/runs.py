@@ -54,32 +54,35 @@ def demo(
             page, entry = folder.path("report.html"), read_entry(folder.path("evaluation.json"))
             return show_evaluation(folder.recipe.name, entry, as_json, str(page))
     from guda import steps
-    from guda.report.pictures import write_samples
 
     folder = folder or steps.init(run, recipe)
-    name, entry, page = _run_all(folder, engine)
+    name, entry, page = _run_all(folder, engine, examples=True)
     assert entry is not None
-    write_samples(folder, name)
     scored = [f"scores/{name}/{m}.parquet" for m in folder.recipe.methods]
     folder.finish("demo", ["evaluation.json", "report.html", *scored])
     show_evaluation(folder.recipe.name, entry, as_json, str(page))
 
 
 def _run_all(
-    run: Run, engine: Any, methods: list[str] | None = None, queries: str | None = None
+    run: Run, engine: Any, methods: list[str] | None = None, queries: str | None = None, examples: bool = False
 ) -> tuple[str, Any, Path]:
-    """(query set, comparison with the oracle if there is one, the report)."""
+    """(query set, comparison with the oracle if there is one, the report); with `examples`, evidence for its first
+    pictures and some of them as files, too."""
     from guda import steps
-    from guda.report.card_evidence import gather_examples
-    from guda.report.content import Content
     from guda.report.page import write_report
-    from guda.report.picture_cards import examples
     from guda.report.same_noise import draw_missing
 
     name, entry = steps.run_all(run, engine, methods, queries)
     draw_missing(run, steps.scored_methods(run, name), engine)
-    content = Content.read(run, name)
-    gather_examples(content, examples(content.view), engine)
+    if examples:
+        from guda.report import picture_cards
+        from guda.report.card_evidence import gather_examples
+        from guda.report.content import Content
+        from guda.report.pictures import write_samples
+
+        content = Content.read(run, name)
+        gather_examples(content, picture_cards.examples(content.view), engine)
+        write_samples(run, name)
     return name, entry, write_report(run, name)
 
 
@@ -192,25 +195,25 @@ def init(
 
     if hours is not None and hours <= 0:
         raise GudaError("hours-invalid", f"--hours {hours:g}: give a positive number")
+    chosen, first = _recipe(run, recipe, data, model)
+    steps.check_hours(chosen, hours)
     measured: dict[str, float] = {}
 
     def resize(planned: Recipe, images: ImageData) -> Recipe:
         measured["steps_per_second"] = steps.steps_per_second(planned, images)
         return steps.sized(planned, measured["steps_per_second"], hours)
 
-    def make(prompts: bool) -> tuple[Recipe, Run]:
-        chosen, first = _recipe(run, recipe, data, model, prompts)
-        steps.check_hours(chosen, hours)
-        unsized = first and chosen.model.path is None and chosen.model.start is None and chosen.training is not None
-        with Display(as_json).count("decode") as tick, watched(tick):
-            return chosen, steps.init(run, chosen, resize=resize if unsized or hours is not None else None)
-
-    try:
-        chosen, folder = make(prompts=True)
-    except GudaError as e:
-        if e.code != "prompts-section-unexpected" or recipe is not None:
-            raise
-        chosen, folder = make(prompts=False)  # contents are the classes of a class-conditional model, without prompts
+    unsized = first and chosen.model.path is None and chosen.model.start is None and chosen.training is not None
+    sizing = resize if unsized or hours is not None else None
+    with Display(as_json).count("decode") as tick, watched(tick):
+        try:
+            folder = steps.init(run, chosen, resize=sizing)
+        except GudaError as e:
+            if e.code != "prompts-section-unexpected" or recipe is not None:
+                raise
+            # contents are the classes of a class-conditional model, which has no prompts
+            chosen, _ = _recipe(run, recipe, data, model, prompts=False)
+            folder = steps.init(run, chosen, resize=sizing)
     images = load_data(folder)
     summary = images.summary()
     text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
@@ -245,9 +248,7 @@ def _training_text(run: Run, rate: float | None) -> list[str]:
     ]
 
 
-def _recipe(
-    run: Path, name: str | None, data: Changes, model: Changes, prompts: bool = True
-) -> tuple[Recipe, bool]:  # fmt: skip
+def _recipe(run: Path, name: str | None, data: Changes, model: Changes, prompts: bool = True) -> tuple[Recipe, bool]:
     """The recipe that a run is made from, and whether it is a first recipe, whose size is still open. A run that exists
     keeps its own recipe, edits included."""
     from guda.run.recipe import Recipe, preset, read_recipe

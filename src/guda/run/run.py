@@ -45,8 +45,11 @@ HELDOUT = "heldout-"  # names of query sets of real pictures of known groups (st
 REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?|average-.*")
 
 # what depends on the locked sections of a recipe; and what depends on `training` where the model was given
-MADE = ("models/*", "checkpoints/*", "artifacts/*", "prompts/*", "cache/*", "queries/*", "terms/*")
-RETRAINED = ("models/full-*", "models/conditional-*", "checkpoints/*", "artifacts/logo-*")
+MADE = ("models/*", "checkpoints/*", "artifacts/*", "prompts/*", "cache/*.safetensors", "queries/*", "terms/*")
+RETRAINED = (
+    "models/full-*", "models/conditional-*", "checkpoints/*", "artifacts/logo-*", "artifacts/subsets-*",
+    "artifacts/datamodel-*", "artifacts/short-*", "artifacts/continuation-*",
+)  # fmt: skip
 
 MOMENT = 2.0  # seconds in which a command opens its run several times: one look at a bucket is enough
 

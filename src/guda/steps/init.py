@@ -31,16 +31,17 @@ from guda.unlearning.unlearn import OPERATORS, applies
 def init(
     root: str | Path,
     recipe: Recipe,
+    keep_edits: bool = False,
     data: ImageData | None = None,
     model: Denoiser | None = None,
     resize: Callable[[Recipe, ImageData], Recipe] | None = None,
 ) -> Run:
     """Make a run folder, or reopen the same one. Checks everything first: on an error nothing is written.
 
-    On an existing run the recipe's editable sections replace the run's; where nothing depends on the others yet, so do
-    they, and the images are read again. `data`, `model`: what the recipe names, where it is in memory already; a
-    model is saved to `model.path` if nothing is there. `resize` may change the `training` section of a new run once
-    the images are known (steps/sizing.py)."""
+    On an existing run the recipe's editable sections replace the run's, unless `keep_edits`; where nothing depends on
+    the others yet, so do they, and the images are read again. `data`, `model`: what the recipe names, where it is in
+    memory already; a model is saved to `model.path` if nothing is there. `resize` may change the `training` section
+    of a new run once the images are known (steps/sizing.py)."""
     address, root, recipe = root, here(root), _sized(_absolute(recipe))
     for name in recipe.methods:
         if name not in METHODS:
@@ -88,7 +89,8 @@ def init(
     if again:
         run = Run.open(address)
         run.check_lock(lock)
-        run.update(recipe)
+        if not keep_edits:
+            run.update(recipe)
         return run
     with _all_or_nothing(root):
         if model is not None:
