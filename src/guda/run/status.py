@@ -24,8 +24,8 @@ def _key(run: Run) -> str:
 
 
 def remember(run: Run, listing: dict[str, Any]) -> None:
-    """`listing`: images, groups, model [name, files of each task], methods {name: files of each task}, ranked: names of
-    all methods that rank groups, scores: the folder of scores below that of a query set."""
+    """`listing`: images, what was left out, groups, model [name, files of each task], methods {name: files of each
+    task}, ranked: names of all methods that rank groups, scores: the folder of scores below that of a query set."""
     with suppress(GudaError, OSError):  # a run that can only be read
         write_json(run.path(FILE), {"key": _key(run), **listing})
 
@@ -58,6 +58,7 @@ def run_status(run: Run, listing: dict[str, Any]) -> dict[str, Any]:
         "run": str(run.root),
         "recipe": run.recipe.name,
         "images": listing["images"],
+        "left_out": listing.get("left_out", {}),
         "groups": listing["groups"],
         "model": {"name": name, "ready": done(tasks) == len(tasks)},
         "methods": {m: {"fitted": done(files), "of": len(files)} for m, files in listing["methods"].items()},
