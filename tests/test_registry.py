@@ -34,7 +34,7 @@ def test_nothing_is_imported_before_the_first_look(monkeypatch: pytest.MonkeyPat
     assert "own_things" not in sys.modules
     assert dict(things) == {"one": 1, "two": 2}
     assert things.find("two") == 2
-    with refused("thing-unknown", match=r"unknown thing 'tow'; did you mean 'two'\?; known: one, two") as e:
+    with refused("thing-unknown", match=r"unknown thing 'tow' \(did you mean 'two'\?\); known: one, two") as e:
         things.find("tow")
     assert e.value.code == "thing-unknown"
     with pytest.raises(GudaError) as e:

@@ -83,6 +83,6 @@ def choices(names: Iterable[str], limit: int = 20) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" or nothing: what an error message about an unknown name says first."""
+    """ " (did you mean 'x'?)" or nothing: what an error message about an unknown name says first."""
     close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -67,7 +67,7 @@ def test_lists_of_single_images_are_ranked(tmp_path: Path) -> None:
         ("d.yaml", "a: [", "not valid YAML"),
         ("d.json", "[1]", "must map every style"),
         ("d.json", '{"a": "x"}', "must map every style"),
-        ("d.json", '{"a": ["x"], "bb": ["y"]}', "unknown style 'bb'; styles: a, b; did you mean 'b'?"),
+        ("d.json", '{"a": ["x"], "bb": ["y"]}', "unknown style 'bb' (did you mean 'b'?); styles: a, b"),
         ("d.json", '{"a": ["x"]}', "style 'b' is not described"),
         ("d.json", '{"a": ["x"], "b": [["y"]]}', "either every style"),
         ("d.json", '{"a": ["x"], "b": [3]}', "style 'b' has the descriptor 3"),

@@ -198,7 +198,7 @@ def test_grouping_by_a_column_without_metadata_explains_both_ways(tmp_path: Path
 def test_missing_column_lists_the_columns(tmp_path: Path) -> None:
     jsonl(flat(tmp_path) / "metadata.jsonl", *[{"file_name": f"{i}.png", "style": "x"} for i in range(3)])
     with refused(
-        "metadata-column-unknown", match="no column 'styl'; its columns are file_name, style; did you mean 'style'"
+        "metadata-column-unknown", match=r"'styl' \(did you mean 'style'\?\); its columns are file_name, style"
     ):
         ImageData.from_folder(tmp_path, group_by="styl")
 

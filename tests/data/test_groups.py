@@ -54,7 +54,7 @@ def test_inequality() -> None:
 
 def test_unknown_name_lists_the_groups_and_suggests() -> None:
     groups = Groups.from_labels(["monet", "manet", "klimt"])
-    with refused("group-unknown", match=r"'klimmt'.*klimt, manet, monet.*did you mean 'klimt'"):
+    with refused("group-unknown", match=r"'klimmt' \(did you mean 'klimt'\?\).*klimt, manet, monet"):
         groups.index("klimmt")
     with pytest.raises(GudaError) as error:
         groups.index("zzzz")

@@ -34,7 +34,7 @@ def test_the_methods_there_are(run: Run) -> None:
     assert {"logo", "retrack", "similarity-pixel"} <= known.keys()
     assert all(cls.id == name and cls.summary for name, cls in known.items())
     assert get_method(run, "similarity-pixel").unit == "cosine"
-    with pytest.raises(GudaError, match=r"unknown method 'retrak'; did you mean 'retrack'\?; known: "):
+    with pytest.raises(GudaError, match=r"unknown method 'retrak' \(did you mean 'retrack'\?\); known: "):
         get_method(run, "retrak")
 
 

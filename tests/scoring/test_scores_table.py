@@ -88,7 +88,7 @@ def test_a_table_of_the_wrong_shape_is_refused() -> None:
 
 
 def test_an_unknown_query_is_answered_with_the_nearest() -> None:
-    with refused("query-unknown", match="no query 's0-0001' among the 2 scored; did you mean 's0-00001'"):
+    with refused("query-unknown", match=r"no query 's0-0001' among the 2 scored \(did you mean 's0-00001'"):
         _ = scores()["s0-0001"]
 
 
