@@ -11,7 +11,7 @@ from commandline import Guda, refused
 from guda.cli.main import app
 from guda.cli.options import ENGINE, Json, RunFolder, command
 
-OPTIONS = {"workers", "engine", "address", "num_cpus_per_task", "num_gpus_per_task", "memory_per_task"}
+OPTIONS = {"workers", "engine", "address", "cpus_per_task", "gpus_per_task", "mem_per_task"}
 
 
 def test_every_verb_that_takes_workers_takes_an_engine() -> None:
@@ -46,13 +46,13 @@ def test_options_stand_where_the_engine_stood_and_make_it(monkeypatch: pytest.Mo
     assert names[0] == "run"
     assert set(names[1:-1]) == OPTIONS
     assert names[-1] == "as_json"
-    given = {"workers": 3, "engine": "ray", "address": "auto", "num_cpus_per_task": 2.0, "num_gpus_per_task": 0.5}
-    verb(run=Path("r"), as_json=True, memory_per_task=None, **given)
-    assert made == [{"quiet": True, "memory_per_task": None, **given}]
+    given = {"workers": 3, "engine": "ray", "address": "auto", "cpus_per_task": 2.0, "gpus_per_task": 0.5}
+    verb(run=Path("r"), as_json=True, mem_per_task=None, **given)
+    assert made == [{"quiet": True, "mem_per_task": None, **given}]
     assert got == [(Path("r"), None, True)]
 
 
-@pytest.mark.parametrize("option", ["--address", "--num-cpus-per-task", "--num-gpus-per-task", "--memory-per-task"])
+@pytest.mark.parametrize("option", ["--address", "--cpus-per-task", "--gpus-per-task", "--mem-per-task"])
 def test_what_only_ray_can_do(guda: Guda, tmp_path: Path, option: str) -> None:
     refused(guda("train", tmp_path, option, "1"), f"{option} is for --engine ray")
 
@@ -67,7 +67,7 @@ def test_without_ray_one_line_says_what_to_install(guda: Guda, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (["--num-gpus-per-task", "1.5"], "neither a share of one GPU nor a whole number"),
+        (["--gpus-per-task", "1.5"], "neither a share of one GPU nor a whole number"),
         (["--address", "ray://head:10001"], "start guda on a node of the cluster and give HOST:PORT"),
     ],
 )

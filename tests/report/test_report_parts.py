@@ -99,7 +99,7 @@ def test_a_foreign_picture_counts_for_no_claim(tmp_path):
     assert [s.claim for s in kinds] == ["stands-out"]
     assert content.claims(content.view)[1][1] == -1
     text = Page(render(run, SET)).text
-    assert "1 not made by this model" in text
+    assert "1 unlike what this model makes" in text
     assert "fewer than 1 % of its own pictures are as unusual; no attribution" in text
 
 

@@ -153,8 +153,8 @@ def test_an_override_is_deliberate_and_kept(scored: Run, name: str) -> None:
 
 def test_report_and_its_tables_name_no_group_for_foreign_pictures(scored: Run, name: str, tmp_path: Path) -> None:
     page = render(scored, name)
-    assert "<strong>2 are not pictures of this model</strong>" in page
-    assert "3 nearly repeat a training image" in page
+    assert "<strong>2 unlike what this model makes</strong>" in page
+    assert "3 nearly repeating a training image" in page
     card = page[page.index('<li class="card foreign"') :].split('</li>\n<li class="card')[0]
     assert 'class="aside refused"' in card
     assert page.count('<p class="copied">') == 3
@@ -216,5 +216,5 @@ def test_the_plan_counts_what_is_drawn_for_comparison() -> None:
     rows = {r["what"]: r["evals"] for r in steps.plan(Run.open(asked_root()), ["similarity-pixel"], 7)["rows"]}
     # blocks of 64 are drawn whole, 25 steps each
     assert rows["draw 60 samples for comparison with the queries"] >= 60 * 25
-    assert rows["check where 7 queries come from"] == 7 * 2 * 6 * 2
-    assert rows["full model on the samples compared with"] == 60 * 2 * 6 * 2
+    assert rows["check where 7 queries come from"] == 7 * 6 * 6 * 2
+    assert rows["full model on the samples compared with"] == 60 * 6 * 6 * 2

@@ -79,8 +79,6 @@ COMMANDS = (
     ("Work", coalitions.shares, "Shapley values of groups, for pictures and collections"),
     ("Work", coalitions.without, "What pictures would lose if groups left"),
     ("Work", publish.card, "Write a model card and a data sheet"),
-    ("Work", publish.push, "Publish the models without each group, with the card"),
-    ("Work", publish.pull, "Fetch and check a published bank"),
     ("Work", runs.set_, "Change settings in the run's recipe"),
     ("Judge", scores.evaluate, "Compare every scored method with retraining"),
     ("Judge", scores.sanity, "Held-out pictures: is the right group first?"),
@@ -92,9 +90,10 @@ COMMANDS = (
     ("Paper", results.figure, "Draw one figure of a run: SVG, PDF or PNG"),
     ("Paper", experiments.tune, "Choose a method's settings by agreement with LOGO"),
     ("Paper", experiments.ablate, "Sweep a method's settings one at a time"),
-    ("Publish", publish.card, "Write a model card and a data sheet"),
-    ("Publish", publish.push, "Publish a bank on the Hub or in a folder"),
-    ("Publish", publish.pull, "Fetch a published bank and check it"),
+    ("Work", publish.push, "Publish the models without each group, with the card"),
+    ("Work", publish.pull, "Fetch and check a published bank"),
+    ("Cluster", publish.push, "Publish a bank on the Hub or in a folder"),
+    ("Cluster", publish.pull, "Fetch a published bank and check it"),
 )  # fmt: skip
 
 for _panel, _command, _short in COMMANDS:

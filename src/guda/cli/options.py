@@ -80,14 +80,14 @@ _ENGINE_OPTIONS: Options = {
         ],
         None,
     ),
-    "num_cpus_per_task": (
+    "cpus_per_task": (
         Annotated[
             float | None,
             typer.Option(help="Ray: CPUs and threads per task; default: 1.", min=0.01, callback=finite, metavar="N"),
         ],
         None,
     ),
-    "num_gpus_per_task": (
+    "gpus_per_task": (
         Annotated[
             float | None,
             typer.Option(
@@ -99,7 +99,7 @@ _ENGINE_OPTIONS: Options = {
         ],
         None,
     ),
-    "memory_per_task": (
+    "mem_per_task": (
         Annotated[
             float | None, typer.Option(help="Ray: GB of memory per task.", min=0.001, callback=finite, metavar="GB")
         ],
@@ -193,8 +193,8 @@ def make_engine(quiet: bool, workers: int | None = None, engine: str = "local", 
         from guda.engine.ray import RayOptions
 
         options = RayOptions(
-            ray.get("address"), workers, ray.get("num_cpus_per_task") or 1.0, ray.get("num_gpus_per_task"),
-            ray.get("memory_per_task"),
+            ray.get("address"), workers, ray.get("cpus_per_task") or 1.0, ray.get("gpus_per_task"),
+            ray.get("mem_per_task"),
         )  # fmt: skip
         return display, ray_engine(options, display.watch)
 

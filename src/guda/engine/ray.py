@@ -73,7 +73,7 @@ class RayOptions:
         if self.gpus is not None and self.gpus > 1 and self.gpus != int(self.gpus):
             raise GudaError(
                 "gpus-per-task-invalid",
-                f"--num-gpus-per-task {self.gpus:g} is neither a share of one GPU nor a whole number",
+                f"--gpus-per-task {self.gpus:g} is neither a share of one GPU nor a whole number",
             )
         if (address := self.address or os.environ.get("RAY_ADDRESS") or "").startswith("ray://"):
             raise GudaError(
