@@ -66,7 +66,6 @@ COMMANDS = (
     ("Start", runs.plan, "Estimate evaluations, time, disk and precision"),
     ("Start", runs.status, "Show what is done and what is left"),
     ("Start", runs.methods, "List every method and the unit of its scores"),
-    ("Work", runs.run_, "Do everything that is missing, up to the report"),
     ("Work", runs.train, "Train the full model of a run that has none"),
     ("Work", runs.fit, "Make the models without each group"),
     ("Work", runs.sample, "Draw queries from the run's model"),
@@ -90,8 +89,6 @@ COMMANDS = (
     ("Paper", results.figure, "Draw one figure of a run: SVG, PDF or PNG"),
     ("Paper", experiments.tune, "Choose a method's settings by agreement with LOGO"),
     ("Paper", experiments.ablate, "Sweep a method's settings one at a time"),
-    ("Work", publish.push, "Publish the models without each group, with the card"),
-    ("Work", publish.pull, "Fetch and check a published bank"),
     ("Cluster", publish.push, "Publish a bank on the Hub or in a folder"),
     ("Cluster", publish.pull, "Fetch a published bank and check it"),
 )  # fmt: skip
