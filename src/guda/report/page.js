@@ -289,6 +289,9 @@
       if (other(["method", "view", "scale"])) draw();
       else if (other(names)) arrange();
       else turn();
+    } else if (place === "pictures") {  // back from another page: its address names none
+      page = 1;
+      turn();
     }
     if (place !== "") land(place);
     remember();
