@@ -18,8 +18,10 @@ from tinyrun import GROUPS, SET, Inline, copy_run, digits_folder, finished_root,
 from guda import steps
 from guda.evaluation.shares import SharesFile
 from guda.methods.terms import load_queries
+from guda.report.shares import coalition_sections, draw_opt_out
 from guda.run.run import Run
 from guda.steps import ShareOptions
+from guda.steps.evidence import gather_evidence
 from refusals import refused
 
 
@@ -113,6 +115,35 @@ def test_without_predicts_by_every_engine(run: Run, engine: str) -> None:
     else:
         assert found.check is not None
         assert found.check.subsets == MODELS
+
+
+@pytest.mark.parametrize("engine", ["posterior", "unlearned"])
+def test_pictures_are_drawn_with_and_without_the_groups(run: Run, engine: str) -> None:
+    found = steps.without(run, SET, ["0", "2"], engine, None, Inline())  # type: ignore[arg-type]
+    drawn = steps.draw_without(run, found, None, 2, Inline())
+    assert [name for name, _ in drawn] == [p.name for p in found.pictures[:2]]
+    queries = load_queries(run, SET)
+    for name, one in drawn:
+        assert (one.picture == queries.subset([name]).images[0]).all()
+        assert (one.without != one.full).any()
+    again = Inline()
+    steps.draw_without(Run.open(run.root), found, None, 2, again)
+    assert again.ran == []  # everything was kept
+    path = draw_opt_out(found, drawn, steps.without_file(run, found).with_suffix(".png"))
+    assert path.is_file()
+    assert [s.picture is not None for s in coalition_sections(run, SET, None)] == [True, False]
+
+
+def test_without_one_group_the_posterior_draws_as_its_own_counterfactual(run: Run) -> None:
+    steps.score(run, SET, ["posterior"], Inline())
+    found = steps.without(run, SET, ["1"], "posterior", None, Inline())
+    [(name, one)] = steps.draw_without(run, found, None, 1, Inline())
+    assert (one.without == gather_evidence(run, SET, name, "posterior", "1", Inline()).drawn.without).all()
+
+
+def test_models_of_halves_draw_no_opt_out(run: Run) -> None:
+    found = steps.without(run, SET, ["0", "2"], "subsets", None, Inline())
+    assert steps.draw_without(run, found, None, 2, Inline()) == []
 
 
 def test_without_one_group_by_posterior_is_its_score(run: Run) -> None:

@@ -91,6 +91,12 @@ def without(
     by: By = "posterior",
     method: Operator = None,
     top: Annotated[int, typer.Option(min=1, help="Pictures to list that would lose most.")] = 5,
+    draw: Annotated[
+        int,
+        typer.Option(
+            min=0, max=24, help="Pictures to draw from the same noise with and without the groups; not by subsets."
+        ),
+    ] = 4,
     changes: Changes = fields(ScoringConfig, "rounds", "strata"),
     engine: Any = ENGINE,
     as_json: Json = False,
@@ -98,6 +104,7 @@ def without(
     """Predict what pictures and remaining groups would lose if some groups left the training data."""
     from guda import steps
     from guda.evaluation.without import without_tables
+    from guda.report.shares import draw_opt_out
     from guda.run.run import Run
 
     folder = steps.override(Run.open(run), scoring=changes)
@@ -105,11 +112,14 @@ def without(
     leaving = [name.strip() for name in groups.split(",") if name.strip()]
     found = steps.without(folder, chosen, leaving, by, method, engine)
     path = steps.without_file(folder, found)
+    drawn = steps.draw_without(folder, found, method, draw, engine)
+    figure = draw_opt_out(found, drawn, path.with_suffix(".png")) if drawn else None
     if as_json:
-        return say(found.model_dump(mode="json") | {"path": str(path)}, "", True)
+        told = {"path": str(path), "figure": None if figure is None else str(figure)}
+        return say(found.model_dump(mode="json") | told, "", True)
     from rich.console import Console
 
     console = Console()
     for table in without_tables(found, top):
         console.print(table.rich())
-    print(f"All pictures: {path.with_suffix('.csv')}, {path}")
+    print(f"All pictures: {path.with_suffix('.csv')}, {path}" + ("" if figure is None else f"; drawn: {figure}"))

@@ -185,7 +185,7 @@ class Unions(Grouping):
 
     @classmethod
     def check(cls, method: Method) -> None:
-        if not method.regroupable or not method.unlearns:
+        if not method.regroupable or method.oracle or len(method.parts()) > 1:
             raise GudaError(
                 "union-method-unsupported",
                 f"{method.method_id} cannot unlearn several groups together here; give --by posterior, or an operator "

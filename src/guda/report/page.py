@@ -31,7 +31,7 @@ from guda.report.picture_cards import SHOWN, Attributed, attributed, cards, exam
 from guda.report.pictures import BUDGET, EXEMPLAR, Symbols, side_for
 from guda.report.places import GROUP, places
 from guda.report.same_noise import read_drawings
-from guda.report.shares import coalition_tables
+from guda.report.shares import coalition_sections
 from guda.run.run import Run
 from guda.scoring.reading import LABELS, NOT_VALIDATED, PATH_SIGN, READINGS
 from guda.scoring.reference import SUBTRACTED
@@ -224,7 +224,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "comparison": None if content.entry is None else comparison(content.name, content.entry),
         "averages": None if content.entry is None else averages_table(content.name, content.entry),
         "attributable": [] if content.entry is None else attributable_tables(content.name, content.entry),
-        "coalitions": coalition_tables(run, content.name, content.entry),
+        "coalitions": coalition_sections(run, content.name, content.entry),
         "costs": costs,
         "cost_lines": costs.cost_lines(run, content.name, views, content.variant),
         "stage_lines": costs.stage_lines(run),

@@ -1,17 +1,24 @@
-"""Shares as a figure, and as a section of the report."""
+"""Shares and opt-outs as figures, and as a section of the report."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from guda.evaluation.results import DatasetEntry
 from guda.evaluation.shares import SharesFile, shares_table
 from guda.evaluation.tables import lds_table
-from guda.evaluation.without import without_tables
+from guda.evaluation.without import WithoutFile, without_tables
+from guda.methods.with_without import WithWithout
 from guda.report.figures import INK, OKABE_ITO, drawing
+from guda.report.pictures import grid
 from guda.run.run import Run
 from guda.steps.shares import read_shares
-from guda.steps.without import read_without
+from guda.steps.without import read_without, without_file
 from guda.table import Table
 
 MOST_LOST = 5  # pictures of an opt-out that are listed
@@ -34,10 +41,37 @@ def draw_shares(found: SharesFile, path: Path, most: int = 30) -> Path:
     return path
 
 
-def coalition_tables(run: Run, name: str, entry: DatasetEntry | None) -> list[Table]:
+def draw_opt_out(found: WithoutFile, drawn: Sequence[tuple[str, WithWithout]], path: Path) -> Path:
+    """Each picture, what the full model makes of its noise, and what the model without the groups makes of it."""
+    pictures = [one for _, one in drawn]
+    rows = [np.stack([getattr(one, kind) for one in pictures]) for kind in ("picture", "full", "without")]
+    loss = {p.name: p.mean for p in found.pictures}
+    who = ", ".join(found.groups)
+    return grid(
+        rows, path, ["picture", "full model", "without these groups"],
+        [f"{name}: -{loss[name]:.3g}" if loss[name] > 0 else name for name, _ in drawn],
+        f"Without {who}, by {pictures[0].by}: the same noise in every column, inverted from the picture\n"
+        "Above each: its id and the change of its ELBO in nats",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Section:
+    table: Table
+    picture: str | None = None  # data URI of a drawing that belongs to it
+
+
+def coalition_sections(run: Run, name: str, entry: DatasetEntry | None) -> list[Section]:
     """What the report shows of several groups together: shares, opt-outs, and the LDS of every method."""
-    tables = [shares_table(found) for found in read_shares(run, name)]
+    sections = [Section(shares_table(found)) for found in read_shares(run, name)]
     for found in read_without(run, name):
-        tables += without_tables(found, MOST_LOST)
+        first, *others = without_tables(found, MOST_LOST)
+        sections += [Section(first, _picture(without_file(run, found).with_suffix(".png"))), *map(Section, others)]
     lds = None if entry is None else lds_table(name, entry)
-    return tables + ([] if lds is None else [lds])
+    return sections + ([] if lds is None else [Section(lds)])
+
+
+def _picture(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()

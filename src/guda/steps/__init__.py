@@ -60,7 +60,7 @@ from guda.steps.settings import (
 from guda.steps.shares import ShareOptions, read_shares, shares, shares_file
 from guda.steps.sizing import check_hours, sized, steps_per_second
 from guda.steps.tune import tune
-from guda.steps.without import without, without_file
+from guda.steps.without import draw_without, without, without_file
 
 __all__ = [
     "Budget",
@@ -84,6 +84,7 @@ __all__ = [
     "choose_or_add_queries",
     "choose_queries",
     "default_methods",
+    "draw_without",
     "evals_per_picture",
     "evaluate",
     "evaluate_bands",

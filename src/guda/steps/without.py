@@ -8,7 +8,7 @@ The first and the last ask about leaving the whole; the regression asks about le
 take a group's place, so its losses are larger. Where subset models are trained, every engine predicts what they give
 the pictures, and the prediction is compared with what was measured.
 
-    RUN/without/<set>/<engine>-<groups>.json, .csv
+    RUN/without/<set>/<engine>-<groups>.json, .csv, .png (pictures with and without the groups; report/shares.py)
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from guda.evaluation.intervals import Figure, bootstrap_mean
 from guda.evaluation.lds import cross_fitted, lds
 from guda.evaluation.without import Check, Loss, WithoutFile, pictures_table
 from guda.files import digest, read_json, write_json, write_text
-from guda.methods.coalitions import Ask, coalition_tasks, read_coalitions
+from guda.methods.coalitions import Ask, coalition_tasks, posterior, read_coalitions
 from guda.methods.elbo import ElboMethod
 from guda.methods.reference import Reference, reference
 from guda.methods.regroup import unions_of
 from guda.methods.terms import ModelRef, load_queries, run_scorer, score_tasks
+from guda.methods.with_without import WithWithout, with_without, with_without_tasks
 from guda.run.data import load_data
 from guda.run.run import Run
+from guda.run.task import pending
 from guda.scoring.estimate import LEVEL, difference, t_quantile
 from guda.scoring.scorer import Reader
 from guda.steps.fit import Engine, base_tasks, ready
@@ -124,6 +126,26 @@ def _losses(
 def union_model(run: Run, names: tuple[str, ...], method: str | None) -> ElboMethod:
     """The operator with one union for a group."""
     return unions_of(operator_of(run, method), [names])
+
+
+def draw_without(
+    run: Run, found: WithoutFile, method: str | None, top: int, work: Engine
+) -> list[tuple[str, WithWithout]]:  # fmt: skip
+    """The pictures that would lose most, from the same noise with and without the groups; none by `subsets`, which has
+    no model of this coalition."""
+    if found.engine == "subsets" or not top:
+        return []
+    base = posterior(run) if found.engine == "posterior" else operator_of(run, method)
+    model, queries = unions_of(base, [found.groups]), load_queries(run, found.queries)
+    [group], ids = model.groups, [p.name for p in found.pictures[:top]]
+
+    def make() -> list[tuple[str, WithWithout]]:
+        work(run, ready(run, [*base_tasks(run), *model.fit()]), f"without {group}")
+        tasks = [task for i in ids for task in with_without_tasks(model, queries, i, group)]
+        work(run, pending(run, tasks), f"draw {len(ids)} pictures")
+        return [(i, with_without(model, queries, i, group)) for i in ids]
+
+    return prepared(run, [base], work, make)
 
 
 def _by_group(run: Run, images: Reference, losses: Losses, names: tuple[str, ...]) -> list[Loss]:

@@ -20,7 +20,7 @@ from guda.evaluation.tables import comparison
 from guda.files import read_json
 from guda.language import tr
 from guda.methods.base import METHODS
-from guda.report.shares import coalition_tables
+from guda.report.shares import coalition_sections
 from guda.run.run import UPLOAD, Run
 from guda.run.samples import set_name
 from guda.run.task import read_progress
@@ -225,10 +225,14 @@ def shares_tables(service: Service) -> Markup:
     run, found = service.run, Markup("")
     for name in run.query_sets():
         path = scores_folder(run, name) / "evaluation.json"
-        for table in coalition_tables(run, name, read_entry(path) if path.is_file() else None):
+        for section in coalition_sections(run, name, read_entry(path) if path.is_file() else None):
+            table = section.table
             rows = [("", row) for row in table.texts()]
             found += Markup("<h2>{}</h2>").format(table.title)
             found += answer.macro("words", table.title, table.header, rows, table.note)
+            if section.picture is not None:
+                said = tr("Pictures with and without the groups, from the same noise")
+                found += Markup('<p class="scroll"><img src="{}" alt="{}"></p>').format(section.picture, said)
     if not found:
         return answer.macro("empty", f"Nothing was computed of several groups together; run: guda shares {run.root}")
     return found
