@@ -78,9 +78,10 @@ bench-evidence: $(E2E) ## Measure maps, inversions, exhibits and the demo's repo
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/evidence.py
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/evidence.py --page runs/demo
 
-bench-hardening: install ## Bad inputs, kills, full disks and two drivers against the command line (an hour; docs/reliability.md)
+bench-hardening: $(E2E) ## Bad inputs, kills, full disks and two drivers against the command line (an hour; docs/reliability.md)
 	$(BIN)/python tools/fuzz.py --corpus --inputs 2000 --jobs 2 --write
 	$(BIN)/python tools/kill.py --kills 100 --write
+	$(BIN)/python tools/kill_server.py --write
 	$(BIN)/python tools/invariance.py --write
 	$(BIN)/python tools/flood.py | $(BIN)/python tools/hardening.py flood
 

@@ -12,18 +12,15 @@ temporary folder that is removed.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
-import re
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from page_server import PageServer
 
 MB = 2**20
 
@@ -56,56 +53,22 @@ def disk(*folders: Path) -> int:
     return sum(path.stat().st_size for path in found if path.exists())
 
 
-def send(port: int, token: str, number: int, size: int) -> int:
-    """HTTP status of one upload of `size` bytes, unlike any other."""
-    edge = "guda-flood"
-    head = (
-        f'--{edge}\r\nContent-Disposition: form-data; name="picture"; filename="{number}.png"\r\n'
-        "Content-Type: image/png\r\n\r\n"
-    ).encode()
-    body = head + number.to_bytes(8, "big") * (size // 8) + f"\r\n--{edge}--\r\n".encode()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    try:
-        headers = {"Content-Type": f"multipart/form-data; boundary={edge}", "Authorization": f"Bearer {token}"}
-        connection.request("POST", "/ask", body, headers)
-        return connection.getresponse().status
-    except ConnectionError:  # refused before all of it was read
-        return 0
-    finally:
-        connection.close()
-
-
 def flood(files: int = 60, mb: float = 9.0, max_total_mb: float = 256.0) -> dict[str, Any]:
     """What `main` prints; for tools that collect figures."""
     with tempfile.TemporaryDirectory(prefix="guda-flood-") as name:
         root, uploads = tiny_run(Path(name)), Path(name, "tmp")
         uploads.mkdir()
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        command = [sys.executable, "-m", "guda", "serve", str(root), "--port", str(port)]
-        command += ["--max-total-mb", f"{max_total_mb:g}"]
-        server = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(uploads)},
-        )
+        server = PageServer(root, uploads, "--max-total-mb", f"{max_total_mb:g}")
         try:
-            assert server.stdout is not None
-            token = next((m[1] for m in (re.search(r"\?token=(\S+)", line) for line in server.stdout) if m), None)
-            if token is None:
-                sys.exit("the server did not start")
             before, peak, answers = disk(root, uploads), 0, Counter[int]()
             for number in range(files):
-                answers[send(port, token, number, int(mb * MB))] += 1
+                unlike = number.to_bytes(8, "big") * int(mb * MB / 8)
+                answers[server.post("/ask", unlike, f"{number}.png")[0]] += 1
                 peak = max(peak, disk(root, uploads) - before)
             after = disk(root, uploads) - before
-            server.send_signal(signal.SIGTERM)
-            server.wait(600)
+            server.end(signal.SIGTERM)
         finally:
-            server.kill()
-            server.wait()
+            server.end(signal.SIGKILL)
         return {
             "upload_disk_mb_after_flood": round(after / MB, 1), "upload_disk_mb_peak": round(peak / MB, 1),
             "sent_mb": files * mb, "limit_mb": max_total_mb, "received": answers[400],
