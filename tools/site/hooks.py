@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pages import GENERATED, NAMED
 
 ROOT = Path(__file__).parents[2]
-OPTIONAL = {"Reliability": "reliability.md", "Security": "security.md"}  # in the navigation once they are written
 
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _ELSEWHERE = r"""=["']?(?:https?:)?//[^"'> ]+"""
@@ -31,14 +30,6 @@ FETCHED = re.compile(
 )
 
 _origin: dict[str, str] = {}  # page of the site -> the repository file that it shows
-
-
-def on_config(config: Any) -> Any:
-    for title, page in OPTIONAL.items():
-        if (Path(config.docs_dir) / page).is_file():
-            explanation = next(section["Explanation"] for section in config.nav if "Explanation" in section)
-            explanation.append({title: page})
-    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

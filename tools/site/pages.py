@@ -19,4 +19,5 @@ GENERATED = {
     "findings.md": findings_markdown,
 } | tutorial_pages()
 
-NAMED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}  # repository file -> page of the site
+# repository file -> page of the site
+NAMED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
