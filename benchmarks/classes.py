@@ -17,13 +17,14 @@ from pathlib import Path
 
 import conditional
 from guda import steps
-from guda.evaluation.results import read_results, write_results
+from guda.evaluation.results import keep_entry
 from guda.files import write_text
 from guda.run.recipe import Recipe, builtin_recipe
 from guda.run.run import Run
 from guda.steps.fit import Engine
 
 ROOT = Path(__file__).parents[1]
+COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/classes.py"
 RESULTS = ROOT / "benchmarks" / "results"
 DATASETS = ("digits", "fashion-mnist")
 ANCHORS = {"steps": 100, "lr": 3e-4, "decay": True, "batch_forget": 32, "batch_retain": 32, "lambda_preserve": 1.0}
@@ -62,14 +63,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=DATASETS, default=list(DATASETS))
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
-    engine, file = steps.local_engine(given.workers), RESULTS / "classes.json"
+    engine = steps.local_engine(given.workers)
     for name in given.only:
         run = prepared(given.runs, name, engine)
         entry = conditional.measure(run, steps.sample(run, engine), list(METHODS), engine)
-        datasets = dict(read_results(file).datasets) if file.is_file() else {}
-        datasets[name] = entry
-        datasets = {n: datasets[n] for n in DATASETS if n in datasets}
-        write_results(file, "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/classes.py", datasets)
+        datasets = keep_entry(RESULTS / "classes.json", COMMAND, name, entry, DATASETS)
         text = "\n\n".join(conditional.markdown(n, e) for n, e in datasets.items())
         write_text(
             RESULTS / "classes.md", f"# Class-conditional models\n\nWritten by `make bench-classes`.\n\n{text}\n"

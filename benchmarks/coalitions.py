@@ -36,7 +36,7 @@ from guda.diffusion.noise import generator
 from guda.evaluation.attributable import spearman_brown
 from guda.evaluation.ceiling import compare
 from guda.evaluation.intervals import Figure, clopper_pearson, percentile_interval, query_counts
-from guda.evaluation.results import DatasetEntry, dataset_entry, read_results, write_results
+from guda.evaluation.results import DatasetEntry, dataset_entry, keep_entry
 from guda.files import write_text
 from guda.methods.base import get_method
 from guda.methods.datamodel import DatamodelMethod
@@ -53,6 +53,7 @@ from guda.steps.without import check_prediction
 from path import SEEDS, Figures, held_out, put
 
 ROOT = Path(__file__).parents[1]
+COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/coalitions.py"
 RESULTS = ROOT / "benchmarks" / "results"
 MODELS = {"digits": 128, "fashion-mnist": 64, "fonts": 128}
 OPERATORS = ("retrack", "shift", "posterior", "hybrid", "retain", "ascent", "siss", "erasediff")
@@ -286,17 +287,12 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="methods to leave out")
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
-    file = RESULTS / "coalitions.json"
     engine = steps.local_engine(given.workers)
     for name in given.only:
         methods = tuple(m for m in METHODS[name] if m not in given.without)
         run = prepared(given.runs, name, given.models or MODELS[name], methods, engine)
         entry = measure(run, name, methods, engine)
-        datasets = dict(read_results(file).datasets) if file.is_file() else {}
-        datasets[name] = entry
-        command = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/coalitions.py"
-        datasets = {n: datasets[n] for n in MODELS if n in datasets}
-        write_results(file, command, datasets)
+        datasets = keep_entry(RESULTS / "coalitions.json", COMMAND, name, entry, MODELS)
         write_text(RESULTS / "coalitions.md", markdown(datasets))
         print(name, "done", flush=True)
 

@@ -35,7 +35,7 @@ from guda.run.run import Run
 from guda.scoring.bands import Bands, default_edges
 from guda.steps.fit import Engine
 from guda.steps.function import changes_function, fidelity, product_tasks, products_of
-from path import ESTIMANDS, Figures, put, scoring
+from path import ESTIMANDS, Figures, method_figures, put, scoring
 
 Variants = dict[str, tuple[str, dict[str, Any]]]  # label -> method, settings
 
@@ -101,12 +101,8 @@ def table(figures: Figures, kind: str, gold: np.ndarray, values: dict[str, np.nd
     put(figures, f"ceiling_spearman.{kind}", found.ceiling.intervals["spearman"])
     if (null := stripped_null(gold)) is not None:
         put(figures, f"ceiling_null.{kind}", null)
+    method_figures(figures, kind, found)
     for m, row in found.methods.items():
-        put(figures, f"top1.{kind}.{m}", row.intervals["top1"])
-        put(figures, f"spearman.{kind}.{m}", row.intervals["spearman"])
-        for metric, name in (("top1", "of_ceiling"), ("spearman", "of_ceiling_spearman")):
-            if metric in row.ratio_to_ceiling:
-                put(figures, f"{name}.{kind}.{m}", row.ratio_to_ceiling[metric])
         if "top1" in row.difference:
             put(figures, f"minus_prompt.{kind}.{m}", row.difference["top1"])
     own = gold.mean(axis=0).argmax(axis=1) == prompted

@@ -35,7 +35,7 @@ from PIL import Image
 from guda import steps
 from guda.diffusion.noise import generator
 from guda.evaluation.intervals import clopper_pearson
-from guda.evaluation.results import DatasetEntry, read_results, write_results
+from guda.evaluation.results import DatasetEntry, keep_entry
 from guda.methods.base import get_method
 from guda.run.models import load_model
 from guda.run.recipe import Recipe
@@ -160,11 +160,8 @@ def main() -> None:
     for n in [int(a) for a in sys.argv[1:]] or [10, 100, 1000]:
         figures = measure(n)
         print("\n".join(f"{name:<32}{value:,.4g}" for name, value in figures.items()), flush=True)
-        datasets = read_results(RESULTS).datasets if RESULTS.is_file() else {}
-        datasets[f"groups-{n}"] = DatasetEntry(
-            n_queries=50, n_groups=n, seeds=[0], ceiling=None, methods={}, figures=figures
-        )
-        write_results(RESULTS, "python benchmarks/scale.py && python benchmarks/many_groups.py", datasets)
+        entry = DatasetEntry(n_queries=50, n_groups=n, seeds=[0], ceiling=None, methods={}, figures=figures)
+        keep_entry(RESULTS, "python benchmarks/scale.py && python benchmarks/many_groups.py", f"groups-{n}", entry)
 
 
 if __name__ == "__main__":

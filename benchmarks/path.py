@@ -42,7 +42,7 @@ from guda.diffusion.noise import generator
 from guda.evaluation.ceiling import Comparison, compare, stripped_null
 from guda.evaluation.intervals import Figure, bootstrap_mean, clopper_pearson
 from guda.evaluation.metrics import top1
-from guda.evaluation.results import DatasetEntry, dataset_entry, read_results, write_results
+from guda.evaluation.results import DatasetEntry, dataset_entry, keep_entry
 from guda.files import write_text
 from guda.methods.base import get_method
 from guda.methods.terms import load_queries
@@ -54,6 +54,7 @@ from guda.steps.evaluate import run_oracle
 from guda.steps.fit import Engine
 
 ROOT = Path(__file__).parents[1]
+COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/path.py"
 RESULTS = ROOT / "benchmarks" / "results"
 ESTIMANDS = {"elbo": ("elbo", False), "elbo-excess": ("elbo", True), "path": ("path", False),
              "path-excess": ("path", True)}  # fmt: skip
@@ -176,6 +177,10 @@ def agreement(figures: Figures, kind: str, found: Comparison) -> None:
     assert found.ceiling is not None
     put(figures, f"reliability.{kind}", found.ceiling.intervals["spearman"])
     put(figures, f"reliability_top1.{kind}", found.ceiling.intervals["top1"])
+    method_figures(figures, kind, found)
+
+
+def method_figures(figures: Figures, kind: str, found: Comparison) -> None:
     for method, row in found.methods.items():
         put(figures, f"top1.{kind}.{method}", row.intervals["top1"])
         put(figures, f"spearman.{kind}.{method}", row.intervals["spearman"])
@@ -383,17 +388,11 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="methods to leave out")
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
-    file = RESULTS / "path.json"
     engine = steps.local_engine(given.workers)
     for name in given.only:
         METHODS[name] = tuple(m for m in METHODS[name] if m not in given.without)
         entry = measure(prepared(given.runs, name, engine), name, engine)
-        # another process may have measured another data set in the meantime
-        datasets = dict(read_results(file).datasets) if file.is_file() else {}
-        datasets[name] = entry
-        command = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/path.py"
-        datasets = {n: datasets[n] for n in METHODS if n in datasets}
-        write_results(file, command, datasets)
+        datasets = keep_entry(RESULTS / "path.json", COMMAND, name, entry, METHODS)
         write_text(RESULTS / "path.md", markdown(datasets))
         print(name, "done", flush=True)
 

@@ -53,7 +53,7 @@ from guda.data.queries import Queries
 from guda.diffusion.noise import generator
 from guda.evaluation.attributable import Answer, attributable
 from guda.evaluation.intervals import Figure, bootstrap_mean, clopper_pearson
-from guda.evaluation.results import DatasetEntry, read_results, write_results
+from guda.evaluation.results import DatasetEntry, keep_entry, read_results
 from guda.methods.base import get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_queries
@@ -70,6 +70,7 @@ from path import random_groups, scoring, unseen
 from trust_table import FILE, write_tables
 
 ROOT = Path(__file__).parents[1]
+COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/trust.py"
 SEEDS = {"digits": [1, 2, 3, 4], "digits-held": [1, 2], "digits-random": [1, 2, 3], "fashion-mnist": [1, 2, 3]}
 ESTIMANDS: dict[str, dict[str, Any]] = {
     "elbo": {"estimand": "elbo", "excess": False, "plan": "importance", "strata": 12, "rounds": 3},
@@ -372,12 +373,10 @@ def main() -> None:
         run = prepared(given.runs, name, engine, not given.unaided)
         entry = None if given.unaided else measure(run, name, given.runs, engine)
         found = unaided(run, name, given.runs, engine) if given.unaided else {}
-        datasets = dict(read_results(FILE).datasets) if FILE.is_file() else {}  # another process may measure another
-        entry = entry or datasets[name].model_copy(update={"figures": datasets[name].figures | found})
-        datasets[name] = entry
-        datasets = {n: datasets[n] for n in SEEDS if n in datasets}
-        write_results(FILE, "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/trust.py", datasets)
-        write_tables(datasets)
+        if entry is None:
+            before = read_results(FILE).datasets[name]
+            entry = before.model_copy(update={"figures": before.figures | found})
+        write_tables(keep_entry(FILE, COMMAND, name, entry, SEEDS))
         print(name, "done", flush=True)
 
 

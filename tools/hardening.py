@@ -21,11 +21,10 @@ SHOWN = re.compile(r"`([a-z_]+(?:\.[a-z]+)?)` = (?:n/a|[-+\d.,e]*\d)")
 
 def record(entry: str, figures: dict[str, float], note: str) -> None:
     """Replace one entry (fuzz, kill, kill-ray, flood, invariance) and keep the others."""
-    from guda.evaluation.results import DatasetEntry, read_results, write_results
+    from guda.evaluation.results import DatasetEntry, keep_entry
 
-    kept = read_results(RESULTS).datasets if RESULTS.is_file() else {}
     made = DatasetEntry(n_queries=1, seeds=[], ceiling=None, methods={}, figures=figures, note=note)
-    write_results(RESULTS, COMMAND, dict(sorted((kept | {entry: made}).items())))
+    keep_entry(RESULTS, COMMAND, entry, made, ("flood", "fuzz", "invariance"))
     if PAGE.is_file():
         PAGE.write_text(page(PAGE.read_text()))
 

@@ -111,7 +111,7 @@ def test_given_weights_need_no_retraining(run: Run) -> None:
 
 
 def test_what_cannot_be_blended(run: Run) -> None:
-    with refused("blend-method-unsupported"):
+    with refused("member-unsupported"):
         steps.change_settings(run, ["blend"], ["methods=[retrack,similarity-pixel]"])
-    with refused("blend-method-unsupported"):
+    with refused("member-unsupported"):
         steps.change_settings(run, ["blend"], ["methods=[retrack,logo]"])

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from guda.cli.options import ENGINE, Json, RunFolder, StoredSet, command, say
 from guda.errors import GudaError
 
+if TYPE_CHECKING:
+    from guda.report.cards import MethodView
+    from guda.report.content import Content
+
 Picture = Annotated[str, typer.Argument(help="Id of a scored picture, e.g. s1-00287.", show_default=False)]
 
 OneMethod = Annotated[str | None, typer.Option("--method", "-m", help="Method id; default: the report's.")]
 
 Group = Annotated[str | None, typer.Option(help="Which group; default: the first in rank.")]
+
+
+def _asked(
+    run: Path, picture: str, queries: str | None, method: str | None, group: str | None
+) -> tuple[Content, MethodView, str]:  # fmt: skip
+    """What is known of the picture's set, the method and the group; refused where there is none of that name."""
+    from guda import steps
+    from guda.report.content import Content
+    from guda.report.exhibit import choose_view, first_group
+    from guda.run.run import Run
+
+    folder = Run.open(run)
+    content = Content.read(folder, steps.choose_queries(folder, queries))
+    view = choose_view(content, method)
+    content.queries.subset([picture])
+    return content, view, group or first_group(view, picture)
 
 
 @command
@@ -29,23 +49,15 @@ def map_(
     as_json: Json = False,
 ) -> None:
     """Draw where in a picture the score of a group comes from, in nats, whole and by noise band."""
-    from guda import steps
-    from guda.report.content import Content
-    from guda.report.exhibit import choose_view, first_group
     from guda.report.map_figure import floor_sentence, map_figure, wide_edges
     from guda.run.models import run_schedule
     from guda.run.plan import run_plan
-    from guda.run.run import Run
     from guda.steps.evidence import map_picture
 
     if out is not None and out.suffix != ".png":
         raise GudaError("map-not-png", f"--out {out}: a map is a picture; give a name that ends in .png")
-    folder = Run.open(run)
-    name = steps.choose_queries(folder, queries)
-    content = Content.read(folder, name)
-    view = choose_view(content, method)
-    content.queries.subset([picture])
-    group = group or first_group(view, picture)
+    content, view, group = _asked(run, picture, queries, method, group)
+    folder, name = content.run, content.name
     found, worse = map_picture(folder, name, picture, view.id, group, engine)
     whole, edges = found.whole, wide_edges(run_schedule(folder).T, run_plan(folder).edges)
     title = f"{picture} without group {group}, by {view.id}: {whole.score:.2f} nats"
@@ -80,13 +92,10 @@ def exhibit(
     as_json: Json = False,
 ) -> None:
     """Two pages on one picture, to be filed: verdict, map, with and without the group, scores, limits, provenance."""
-    from guda import steps
     from guda.files import write_text
     from guda.report.bundle import check_key, write_bundle
-    from guda.report.content import Content
-    from guda.report.exhibit import Exhibit, choose_view, first_group
+    from guda.report.exhibit import Exhibit
     from guda.report.export import find_browser, write_pdf
-    from guda.run.run import Run
     from guda.steps.evidence import gather_evidence
 
     if out is not None and out.suffix != ".html":
@@ -97,12 +106,8 @@ def exhibit(
         check_key(sign)
     if pdf:
         find_browser()
-    folder = Run.open(run)
-    name = steps.choose_queries(folder, queries)
-    content = Content.read(folder, name)
-    view = choose_view(content, method)
-    content.queries.subset([picture])
-    group = group or first_group(view, picture)
+    content, view, group = _asked(run, picture, queries, method, group)
+    folder, name = content.run, content.name
     found = Exhibit(content, view, gather_evidence(folder, name, picture, view.id, group, engine))
     plain = f"{name}-{picture}-{view.id}".replace("/", "_")
     page = out or folder.path("exhibits", f"{plain}.html")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -238,6 +238,17 @@ def write_results(path: Path, command: str, datasets: Mapping[str, DatasetEntry]
     file = ResultsFile(schema=SCHEMA, command=command, machine=machine(), datasets=dict(datasets))
     write_json(path, file.model_dump(mode="json", by_alias=True))
     return file
+
+
+def keep_entry(
+    path: Path, command: str, name: str, entry: DatasetEntry, order: Iterable[str] = ()
+) -> dict[str, DatasetEntry]:  # fmt: skip
+    """Replace one data set's entry and keep the others, which other processes may have measured in the meantime; those
+    named in `order` come first. Returns all."""
+    found = (read_results(path).datasets if path.is_file() else {}) | {name: entry}
+    found = {n: found[n] for n in dict.fromkeys([*order, *found]) if n in found}
+    write_results(path, command, found)
+    return found
 
 
 def read_results(path: Path) -> ResultsFile:

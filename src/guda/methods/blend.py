@@ -26,8 +26,9 @@ from guda.config import Config, QueriesConfig, ScoringConfig
 from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.files import digest, read_json, write_json
-from guda.methods.base import get_method, make_method, method
-from guda.methods.elbo import ElboMethod, Set, has_counterfactuals, run_oracle
+from guda.methods.base import make_method, method
+from guda.methods.combination import Combination
+from guda.methods.elbo import ElboMethod, Set, run_oracle
 from guda.methods.terms import ModelRef, load_queries, run_scorer
 from guda.run.data import scored_groups
 from guda.run.models import run_schedule
@@ -71,22 +72,15 @@ class BlendConfig(Config):
 
 
 @method("blend")
-class Blend(ElboMethod):
+class Blend(Combination):
     Config = BlendConfig
     summary = "several methods' counterfactuals, weighted band by band as they resemble retraining on tuning pictures"
-    has_log_p = False  # its models count differently at every timestep
 
-    def __init__(self, run: Run, method_id: str, config: Any) -> None:
-        super().__init__(run, method_id, config)
-        self.members: list[ElboMethod] = []
-        for name in config.methods:
-            found = get_method(run, name) if name != method_id else None
-            if found is None or not has_counterfactuals(found) or found.oracle or not found.ranks_groups:
-                raise GudaError(
-                    "blend-method-unsupported",
-                    f"methods.{method_id}: {name!r} is not a method with one counterfactual per group",
-                )
-            self.members.append(found)
+    def named(self) -> tuple[str, ...]:
+        return tuple(self.config.methods)
+
+    def takes(self, member: ElboMethod) -> bool:
+        return not member.oracle and member.ranks_groups
 
     @property
     def tuning(self) -> QueriesConfig:
@@ -124,9 +118,6 @@ class Blend(ElboMethod):
         weights: Weights = found["weights"]
         return weights
 
-    def sets(self) -> list[Set]:
-        return [member.sets()[0] for member in self.members]
-
     def shares(self, t: np.ndarray, n_sets: int) -> list[np.ndarray | float]:
         power = 2 if self.run.recipe.scoring.estimand == "path" else 1
         counted: list[np.ndarray | float] = []
@@ -152,7 +143,7 @@ class Blend(ElboMethod):
             )
 
     def fit(self) -> list[Task]:
-        tasks = [task for member in self.members for task in member.fit()]
+        tasks = super().fit()
         if self.config.weights is not None:
             return tasks
         drawn = sample_tasks(self.run, self.tuning)
@@ -168,7 +159,7 @@ class Blend(ElboMethod):
 
     def fitted(self) -> bool:
         known = self.config.weights is not None or self.run.has(self.weights_file)
-        return known and all(member.fitted() for member in self.members)
+        return known and super().fitted()
 
     def _compared(self) -> list[Set]:
         """The retrainings, then the members."""
@@ -196,7 +187,7 @@ class Blend(ElboMethod):
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
         self._refuse_tuned(queries)
-        return [task for member in self.members for task in member.score(queries, planned)]
+        return super().score(queries, planned)
 
     def _refuse_tuned(self, queries: Queries) -> None:
         if self.config.weights is not None or not self.run.has(self.weights_file):
@@ -210,13 +201,6 @@ class Blend(ElboMethod):
                 "blend-tuning-pictures",
                 f"the weights of {self.method_id} were chosen on some of {queries.name!r}; score other pictures",
             )
-
-    def parts(self) -> tuple[str, ...]:
-        return tuple(member.method_id for member in self.members)
-
-    def fit_evals(self) -> float:
-        """Of its members; weights are chosen once for all groups."""
-        return sum(member.fit_evals() for member in self.members)
 
 
 def band_weights(

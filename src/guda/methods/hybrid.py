@@ -10,20 +10,14 @@ from their own terms: scoring a hybrid after its halves costs nothing.
 
 from __future__ import annotations
 
-from typing import Any, Self
-
 import numpy as np
 from pydantic import Field
 
 from guda.config import Config
-from guda.data.queries import Queries
-from guda.errors import GudaError
-from guda.methods.base import get_method, method
-from guda.methods.elbo import ElboMethod, Set, has_counterfactuals
-from guda.methods.regroup import Grouping
+from guda.methods.base import method
+from guda.methods.combination import Combination
+from guda.methods.elbo import ElboMethod
 from guda.run.models import run_schedule
-from guda.run.run import Run
-from guda.run.task import Task
 
 
 class HybridConfig(Config):
@@ -33,65 +27,30 @@ class HybridConfig(Config):
     share: float = Field(0.2, ge=0, le=1, description="What the tuned models count for below the edge.")
 
 
-def _one_model(found: ElboMethod) -> bool:
-    """Whether it has one counterfactual per group, or one for each of several seeds, of which the first counts."""
-    return len(found.sets()) == 1 or (found.unlearns and bool(found.seed_sets()))
-
-
 @method("hybrid")
-class Hybrid(ElboMethod):
+class Hybrid(Combination):
     Config = HybridConfig
     summary = "fine-tuned counterfactuals (shift) at low noise together with the training-free rule (posterior)"
-    has_log_p = False  # its models count differently at every timestep
 
-    def __init__(self, run: Run, method_id: str, config: Any) -> None:
-        super().__init__(run, method_id, config)
-        self.halves: list[ElboMethod] = []
-        for name in (config.tuned, config.rule):
-            found = get_method(run, name) if name != method_id else None
-            if found is None or not has_counterfactuals(found) or not _one_model(found):
-                raise GudaError(
-                    "hybrid-method-unsupported",
-                    f"methods.{method_id}: {name!r} is not a method with one counterfactual per group",
-                )
-            self.halves.append(found)
+    def named(self) -> tuple[str, str]:
+        return self.config.tuned, self.config.rule
+
+    def takes(self, member: ElboMethod) -> bool:
+        """One counterfactual per group, or one for each of several seeds, of which the first counts."""
+        return len(member.sets()) == 1 or (member.unlearns and bool(member.seed_sets()))
 
     @property
     def regroupable(self) -> bool:
-        return all(half.regroupable and not half.oracle for half in self.halves)
+        return all(member.regroupable and not member.oracle for member in self.members)
 
     @property
     def placebo_seed(self) -> int:
         """Both halves take out the same images: those of the tuned half's own placebos."""
-        return self.halves[0].placebo_seed
+        return self.members[0].placebo_seed
 
     def passes(self, group: str) -> float:
-        return self.halves[0].passes(group)
-
-    def on(self, grouping: Grouping) -> Self:
-        found = super().on(grouping)
-        found.halves = [half.on(grouping) for half in self.halves]
-        return found
-
-    def sets(self) -> list[Set]:
-        return [half.sets()[0] for half in self.halves]
+        return self.members[0].passes(group)
 
     def shares(self, t: np.ndarray, n_sets: int) -> list[np.ndarray | float]:
         tuned = np.where(t < round(self.config.edge * run_schedule(self.run).T), self.config.share, 0.0)
         return [tuned, 1 - tuned]
-
-    def fit(self) -> list[Task]:
-        return [task for half in self.halves for task in half.fit()]
-
-    def fitted(self) -> bool:
-        return all(half.fitted() for half in self.halves)
-
-    def score(self, queries: Queries, planned: set[str]) -> list[Task]:
-        """The tasks of its two parts; their cost is counted for the parts."""
-        return [task for half in self.halves for task in half.score(queries, planned)]
-
-    def parts(self) -> tuple[str, ...]:
-        return tuple(half.method_id for half in self.halves)
-
-    def fit_evals(self) -> float:
-        return sum(half.fit_evals() for half in self.halves)
