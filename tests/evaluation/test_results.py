@@ -10,7 +10,16 @@ import pytest
 from pydantic import ValidationError
 
 from guda.evaluation.ceiling import Comparison, compare
-from guda.evaluation.results import Cost, DatasetEntry, Figure, dataset_entry, machine, read_results, write_results
+from guda.evaluation.results import (
+    Cost,
+    DatasetEntry,
+    Figure,
+    dataset_entry,
+    keep_entry,
+    machine,
+    read_results,
+    write_results,
+)
 from refusals import refused
 
 ESTIMAND = "ELBO over 1 <= t <= 992"
@@ -29,6 +38,18 @@ def test_round_trip(tmp_path: Path) -> None:
     written = write_results(tmp_path / "r" / "x.json", "guda reproduce digits", {"digits": entry})
     assert read_results(tmp_path / "r" / "x.json") == written
     assert written.datasets["digits"] == entry
+
+
+def test_one_entry_is_replaced_and_the_others_are_kept(tmp_path: Path) -> None:
+    path, old, new = (
+        tmp_path / "x.json",
+        *(dataset_entry(comparison(), [0, 1, 2], ESTIMAND, {}, figures={"f": f}) for f in (1.0, 2.0)),
+    )
+    for name in ("b", "other", "a"):
+        keep_entry(path, "make", name, old)
+    found = keep_entry(path, "make", "b", new, order=("a", "b", "c"))
+    assert list(found) == ["a", "b", "other"]
+    assert {n: e.figures["f"] for n, e in read_results(path).datasets.items()} == {"a": 1.0, "b": 2.0, "other": 1.0}
 
 
 def test_the_file_has_the_agreed_names(tmp_path: Path) -> None:
