@@ -48,6 +48,12 @@ def test_tables_carry_the_sets_and_say_how_they_were_validated(run: Run) -> None
     assert all(v.note == found.validation for v in found.verdict().values() if v.groups), kinds
 
 
+def test_its_pictures_do_not_take_the_place_of_others_in_the_costs(run: Run) -> None:
+    before = run.timings("sample")
+    steps.calibrate(run, Inline(), n=N)
+    assert len(run.timings("sample")) == len(before) + 1
+
+
 def test_it_resumes_and_the_order_of_commands_does_not_matter(run: Run, tmp_path: Path) -> None:
     other = copy_run(tmp_path / "other")
     with pytest.raises(KeyboardInterrupt):

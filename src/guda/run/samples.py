@@ -132,8 +132,9 @@ def sample_tasks(run: Run, config: QueriesConfig) -> list[Task]:
     told = run.recipe.prompts is not None
     steps = config.steps or (TEXT_STEPS if told else run_schedule(run).T)
     return _drawn_blocks(run, config).tasks(
-        "sample {}", "sample", "guda.run.samples:sample_block", {"config": config.model_dump(mode="json")},
-        model_files(run, "base") + prompt_files(run), evals=steps * (2 if told else 1),
+        f"sample {set_name(run, config)}, {{}}", "sample", "guda.run.samples:sample_block",
+        {"config": config.model_dump(mode="json")}, model_files(run, "base") + prompt_files(run),
+        evals=steps * (2 if told else 1),
     )  # fmt: skip
 
 
