@@ -63,6 +63,7 @@ def assert_same(one: Scores, two: Scores) -> None:
             np.testing.assert_array_equal(np.broadcast_to(found, one.score.shape), expected, name)
 
 
+@pytest.mark.slow
 def test_python_and_the_command_line_agree_to_the_last_bit(
     given: Path, parts: tuple[Denoiser, ImageData, Queries], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from tinyrun import digits_folder, tiny
 
 
+@pytest.mark.slow
 def test_a_changed_recipe_is_in_the_bucket_when_the_verb_ends(
     guda: Guda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def as_json(answer) -> dict:
     return json.loads(answer.out)
 
 
+@pytest.mark.slow
 def test_tune(guda: Guda, run: Path) -> None:
     asked = ("tune", run, "--method", "retrack", "-n", 5, "--search", "lr=1e-4..1e-1,steps=1|2", "--workers", 1)
     value = as_json(guda(*asked, "--trials", 2, "--groups", "0,2", "--json"))

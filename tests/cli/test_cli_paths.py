@@ -129,6 +129,7 @@ def test_own_pictures_and_own_model(guda: Guda, tmp_path: Path) -> None:
     assert value["report"] == str(run / "report.html")
 
 
+@pytest.mark.slow
 def test_no_model_yet(guda: Guda, tmp_path: Path) -> None:
     """init with a recipe, train, fit, sample, score, evaluate; one worker gives the bytes of this process."""
     run, recipe = tmp_path / "run", tmp_path / "tiny.yaml"

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 from commandline import Guda, refused
 from PIL import Image
 from textrun import SET, STYLES, copy_text, sd_folder, styles_folder, write_prompted
@@ -15,6 +16,7 @@ from guda.run.run import Run
 EMOJI = Path(__file__).parents[2] / "benchmarks" / "recipes" / "reproduce" / "emoji.yaml"
 
 
+@pytest.mark.slow
 def test_own_model_and_styles_with_the_usual_verbs(guda: Guda, tmp_path: Path) -> None:
     """init, prompts build, fit, score with prompts.jsonl, report: what docs/text-to-image.md promises."""
     run = tmp_path / "run"

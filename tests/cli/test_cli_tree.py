@@ -23,6 +23,7 @@ def art(tmp_path: Path) -> Path:
     return tmp_path / "art"
 
 
+@pytest.mark.slow
 def test_from_folders_to_a_report_down_the_tree(guda: Guda, art: Path, tmp_path: Path) -> None:
     run, recipe = tmp_path / "run", tmp_path / "recipe.yaml"
     recipe.write_text(tiny("digits").to_yaml())

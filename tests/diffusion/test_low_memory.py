@@ -131,6 +131,7 @@ print(estimate, peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_estimate_is_within_a_factor_of_two_of_a_measured_peak(checkpointing: bool) -> None:
     """Of the growth of a process that takes two steps on a CPU, whose allocator and kernels keep more than is alive."""

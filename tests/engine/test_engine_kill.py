@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tinyrun import Inline, digits_folder, exact, finished_root, tiny
 
 from guda import steps
@@ -70,6 +71,7 @@ def products(root: Path) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_killed_at_three_moments_it_ends_in_the_same_bytes(tmp_path: Path, launch: Programs) -> None:
     root = tmp_path / "run"
     steps.init(root, tiny(digits_folder()))

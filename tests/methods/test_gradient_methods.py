@@ -318,6 +318,7 @@ def test_costs_are_counted(run: Run) -> None:
     assert das.score_evals() == 12
 
 
+@pytest.mark.slow
 def test_a_text_to_image_model_and_its_cross_attention_alone(tmp_path: Path) -> None:
     run = copy_text(tmp_path / "text")
     for name in ("trak", "das"):

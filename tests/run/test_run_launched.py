@@ -38,6 +38,7 @@ def published(run: Run) -> dict[str, dict[str, torch.Tensor]]:
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_end_in_the_weights_of_one_and_go_on_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_two_processes_end_in_the_weights_of_one_and_go_on_after_a_kill(
     assert sum("models/full-s0" in t for t in targets) == 1
 
 
+@pytest.mark.slow
 def test_a_mistake_that_all_meet_is_one_line_and_other_verbs_are_the_work_of_one(tmp_path: Path) -> None:
     run = make(tmp_path / "run", batch=1)
     found = finish(launch(run, "train", str(run.root), log=tmp_path / "log"), timeout=900)

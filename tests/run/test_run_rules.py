@@ -264,10 +264,10 @@ def test_random_groups_by_the_rule_and_by_a_hybrid(run: Run) -> None:
     assert both is not None
     assert rule.groups == both.groups == tuple(f"placebo-{i}" for i in range(6))
     # the same images leave both halves, and a hybrid is its halves weighed by t
-    assert {half.grouping.seed for half in both.halves} == {rule.grouping.seed}  # type: ignore[attr-defined,union-attr]
+    assert {half.grouping.seed for half in both.members} == {rule.grouping.seed}  # type: ignore[attr-defined,union-attr]
     queries = load_queries(run, SET)
     read = both.reader(queries)
-    tuned, own = (half.contributions(half.sets(), read) for half in both.halves)  # type: ignore[attr-defined]
+    tuned, own = (half.contributions(half.sets(), read) for half in both.members)  # type: ignore[attr-defined]
     share = np.where(read(ModelRef("base")).t < 0.4 * run_schedule(run).T, 0.25, 0.0)[:, :, None]
     assert np.allclose(both.contributions(both.sets(), read), share * tuned + (1 - share) * own)
     stored = steps.placebo_null(run, SET, "hybrid")

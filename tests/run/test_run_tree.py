@@ -106,6 +106,7 @@ def test_a_descent_by_excess_compares_each_level_with_its_own_average(run: Run, 
     assert np.isfinite(found.score).all()
 
 
+@pytest.mark.slow
 def test_a_descent_is_the_same_after_a_stop_and_with_two_workers(finished: Run, tmp_path: Path) -> None:
     def fresh(name: str) -> Run:
         found = copy_run(tmp_path / name, finished.root)
@@ -168,6 +169,7 @@ def test_what_is_not_fitted_above_is_told(run: Run) -> None:
         steps.score(run, SET, ["retrack"], Inline(), stop=RULE, screen="tree:2")
 
 
+@pytest.mark.slow
 def test_descents_of_another_breadth_share_nothing(finished: Run, tmp_path: Path) -> None:
     """With a budget alone the name of the rule does not tell how many places it settles."""
     once, twice = (copy_run(tmp_path / name, finished.root) for name in ("once", "twice"))

@@ -195,6 +195,7 @@ def guda(*args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(run: Run) -> None:
     queries = load_queries(run, SET)
     done = guda("shares", run.root, "--picture", queries.ids[0], "--workers", "1")

@@ -73,6 +73,7 @@ def test_an_experiment_from_nothing_to_its_tables_and_nothing_twice(tmp_path: Pa
     assert {p.name: p.read_bytes() for p in (root / "tables").iterdir()} == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_experiment_goes_on(tmp_path: Path) -> None:
     name, root = experiment(tmp_path, likelihood=None, partition=None, pairs=[]), tmp_path / "run"
     ran: list[str] = []
@@ -184,6 +185,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
         read_reproduction(experiment(tmp_path, published="mnist"))
 
 
+@pytest.mark.slow
 def test_a_text_to_image_experiment_builds_its_prompts_and_has_the_table_of_anchors(tmp_path: Path) -> None:
     recipe = tmp_path / "text.yaml"
     recipe.write_text(tiny_text().to_yaml())
