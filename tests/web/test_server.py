@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import html
 import io
 import os
 import re
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tinyrun import SET, copy_run
+from tinyrun import SET, copy_run, finished_root
 from uploads import grey, png_header
 
 from guda.errors import GudaError
+from guda.run.run import Run
+from guda.scoring.reading import READINGS, asked_of
 from guda.web.access import Attempts, Login, Token, check_exposure, link, make_token, parse_auth
 from guda.web.guard import BODY, FORM, UPLOADS, Guard
 from guda.web.question import prompts_of, rule_of
@@ -148,6 +151,17 @@ def test_a_refused_upload_leaves_nothing(address: str, tmp_path: Path) -> None:
         assert list(uploads.iterdir()) == []
     assert post(address, b"x" * 600_000).status_code == 413  # twice its length is more than the megabyte of these tests
     assert httpx.get(f"{address}/api/results", headers=BEARER).json() == before
+
+
+@needs_web
+def test_the_page_asks_what_the_scores_answer(address: str) -> None:
+    import httpx
+
+    scoring = Run.open(finished_root()).recipe.scoring
+    assert asked_of(scoring) is READINGS["elbo"]
+    assert asked_of(scoring.model_copy(update={"estimand": "path", "excess": True})) is READINGS["path-excess"]
+    page = httpx.get(address, headers=BEARER | {"accept-language": "en"})
+    assert READINGS["elbo"].question in html.unescape(page.text)
 
 
 @needs_web

@@ -72,6 +72,7 @@ def findings_markdown(folder: Path = RESULTS) -> str:
         *_constants(r),
         *_dtrak(r),
         *_small_groups(r),
+        *_coalitions(r),
         *_calibration(r),
         *_cost(r),
         "## What was not measured",
@@ -177,6 +178,33 @@ def _small_groups(r: Results) -> list[str]:
         f"With path divergence the answer is {verdict}. Of what one retraining changes on these pictures, {alike:.0%} "
         f"is common to several retrainings, against {wide:.0%} for the ten digits: the rest is noise of training, "
         f"which no method can predict from one model. Sources: {r.link('path')}, {r.link('fonts')}.",
+    ]
+
+
+def _coalitions(r: Results) -> list[str]:
+    rows, told = [], []
+    for name, entry in r.datasets("coalitions").items():
+        values = entry.figures or {}
+        lds = {k: v for k, v in values.items() if k.startswith("lds.") and k[-3:] not in (".lo", ".hi")}
+        ceiling = r.figure("coalitions", name, "lds_ceiling")
+        rows.append([name, "regression on one half of the models (ceiling)", shown(ceiling)])
+        ordered = sorted(lds, key=lambda k: -lds[k])
+        rows += [[name, k.removeprefix("lds."), shown(r.figure("coalitions", name, k))] for k in ordered]
+        halves, logo = (r.figure("coalitions", name, f"reliability_{m}") for m in ("datamodel", "logo"))
+        word = "more" if halves.lo > logo.hi else "less" if halves.hi < logo.lo else "not measurably more or less"
+        trainings = r.number("coalitions", name, "trainings")
+        shares = r.figure("coalitions", name, "share_correlation")
+        told.append(
+            f"On {name}, {trainings:.0f} models of halves are {word} reliable ({shown(halves)}) than LOGO with as many "
+            f"trainings ({shown(logo)}). The posterior's shares correlate {shown(shares)} with those of trained halves."
+        )
+    return [
+        "## Random halves of the groups",
+        "Models are trained on random halves of the groups ([coalitions.md](coalitions.md)). LDS: how well the sum of "
+        "the scores of a half's groups ranks what the model of that half gives a picture. It asks about leaving many "
+        "groups at once, so a method may be far from LOGO and close to this.",
+        table(["data set", "method", "LDS"], rows),
+        f"{' '.join(told)} Source: {r.link('coalitions')}.",
     ]
 
 

@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from guda.config import ScoringConfig
 from guda.language import mark, tr
 from guda.scoring.origin import UNKNOWN, Origin
 from guda.table import measured, plain, signed
@@ -181,6 +182,12 @@ READINGS = {
         (mark("interval above zero"), mark("interval includes zero"), mark("interval below zero")), "",
     ),
 }  # fmt: skip
+
+
+def asked_of(scoring: ScoringConfig) -> Reading:
+    """How the scores of models with and without a group are read under these settings."""
+    kind = "path" if scoring.estimand == "path" else "elbo"
+    return READINGS[f"{kind}-excess" if scoring.excess else kind]
 
 
 BY_SIGN = {
