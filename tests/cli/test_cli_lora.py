@@ -59,6 +59,7 @@ def start(guda: Guda, tmp_path: Path, lora: Path, **sections: Any) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_only_the_lora_is_changed_and_stored(guda: Guda, tmp_path: Path, lora: Path) -> None:
     run = start(guda, tmp_path, lora)
     steps.fit(Run.open(run), ["anchors-uniform"], Inline())

@@ -382,7 +382,7 @@ def test_excess_resumes_and_draws_the_samples_that_it_needs(tmp_path: Path) -> N
 # --- races ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("excess", [False, True])
+@pytest.mark.parametrize("excess", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("method", ["retrack", "hybrid"])
 def test_a_race_ends_with_the_plans_first_where_it_is_clear_and_resumes(
     run: Run, tmp_path: Path, method: str, excess: bool

@@ -88,6 +88,7 @@ def test_the_parts_of_the_first_groups_of_each_level_race(run: Run, method: str)
     assert (cost <= budget).all()
 
 
+@pytest.mark.slow
 def test_a_descent_that_opens_everything_is_the_plain_race(run: Run) -> None:
     plain = steps.score(run, SET, ["retrack"], Inline(), stop="top1@0.9")["retrack"]
     down = steps.score(run, SET, ["retrack"], Inline(), stop="top1@0.9", screen="tree:3")["retrack"]
@@ -95,7 +96,7 @@ def test_a_descent_that_opens_everything_is_the_plain_race(run: Run) -> None:
         assert np.array_equal(getattr(plain, column), getattr(down, column))
 
 
-@pytest.mark.parametrize("method", ["retrack", "posterior"])
+@pytest.mark.parametrize("method", [pytest.param("retrack", marks=pytest.mark.slow), "posterior"])
 def test_a_descent_by_excess_compares_each_level_with_its_own_average(run: Run, method: str) -> None:
     steps.change_scoring(run, estimand="path", excess=True)
     found = steps.score(run, SET, [method], Inline(), stop="top1@0.9", screen="tree:2")[method]

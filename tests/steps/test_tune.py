@@ -128,6 +128,7 @@ def test_which_groups(run: Run) -> None:
             choose_groups(run, bad)
 
 
+@pytest.mark.slow
 def test_stopped_anywhere_it_goes_on_as_if_it_had_not_been(run: Run, tmp_path: Path, launch: Programs) -> None:
     """Ten trials, so that the sampler models what it has seen: in one go; kill -9, interruptions, in pieces."""
     whole = study(run, 10, n=5)
