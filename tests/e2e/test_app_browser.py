@@ -260,12 +260,14 @@ def test_two_methods_and_two_pictures_side_by_side(app_page: Visit) -> None:
     app_page.settled()
     here = page.url
     page.click("#others a:has-text('logo')")
+    page.wait_for_url("**/compare?**")
     assert page.locator(".side .answer").count() == 2
     assert "The same picture by two methods." in page.inner_text("main")
     spent = page.locator(".side .state").all_inner_texts()
     assert ["method retrack" in spent[0], "method logo" in spent[1]] == [True, True]
     page.goto(here)
     page.locator("#others .gallery a").first.click()
+    page.wait_for_url("**/compare?**")
     assert "Two pictures." in page.inner_text("main")
     assert page.locator(".side .answer").count() == 2
     images = page.locator(".side .head img").evaluate_all("all => all.map(i => i.src)")
@@ -295,6 +297,7 @@ def test_leaderboard_and_runs_and_api_and_keyboard(app_page: Visit) -> None:
     page.wait_for_selector("#runs table")
     assert "run (this one)" in page.inner_text("#runs")
     page.get_by_role("link", name="HTTP API").click()
+    page.wait_for_url("**/api")
     text = page.inner_text("main")
     for path in ("POST /api/attribute", "GET /api/result", "GET /api/results", "GET /api/leaderboard"):
         assert path in text
