@@ -47,13 +47,15 @@ def scores_of(run: Run, queries: str, method: str) -> Scores:
 
 def pages(page: Page) -> Iterator[None]:
     """Every page of what is found, from the first; back on the first at the end."""
-    links = page.locator(".pager").first.locator("a:visible")
+    links, here = (page.locator(".pager").first.locator(part) for part in ("a:visible", "b"))
 
     def turn(text: str) -> bool:
         wanted = links.filter(has_text=re.compile(f"^{text}$"))
         found = wanted.count() > 0
         if found:
+            before = here.inner_text()
             wanted.click()
+            wait_for(lambda: here.inner_text() != before, "the page to be turned")
         return found
 
     turn("1")
