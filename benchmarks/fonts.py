@@ -31,8 +31,8 @@ from guda.methods.base import get_method
 from guda.run.data import load_data
 from guda.run.recipe import Recipe
 from guda.run.run import Run
-from guda.scoring.race import caught
 from guda.scoring.scores import Scores
+from guda.scoring.screen import caught
 from guda_sources.fonts import CHARACTERS, load_fonts
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +99,7 @@ def main() -> None:
         first = tables["retrack"].rank.argmin(axis=1)
         raced = steps.score(run, name, ["retrack"], engine, stop=STOP, screen=SCREEN)["retrack"]
         kind = name.partition("-")[0]
-        figures |= share(f"recall_at_10_{kind}", caught(tables["posterior"], tables["retrack"], 10))
+        figures |= share(f"recall_at_10_{kind}", caught({"posterior": tables["posterior"]}, tables["retrack"], 10))
         figures |= share(f"same_first_{kind}", raced.rank.argmin(axis=1) == first)
         evals = steps.evals_per_picture(run, raced) + get_method(run, "posterior").score_evals()
         figures |= {f"evals_per_query_{kind}": float(evals)}

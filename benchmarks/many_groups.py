@@ -40,8 +40,8 @@ from guda.methods.base import get_method
 from guda.run.models import load_model
 from guda.run.recipe import Recipe
 from guda.run.run import Run
-from guda.scoring.race import caught
 from guda.scoring.scores import Scores
+from guda.scoring.screen import caught
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "scale.json"
@@ -143,7 +143,7 @@ def recalls(n: int, screen: Scores, settled: Scores) -> dict[str, float]:
     """At ten, and at more where there are more."""
     found: dict[str, float] = {}
     for k in (KEEP, *(k for k in (50, 200) if k < n)):
-        found |= share(f"screen_recall_at_{k}_{n}", caught(screen, settled, min(k, n)))
+        found |= share(f"screen_recall_at_{k}_{n}", caught({screen.method: screen}, settled, min(k, n)))
     return found
 
 

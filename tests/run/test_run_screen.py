@@ -9,9 +9,11 @@ from tinyrun import SET, Inline, tiny, write_digits
 from guda import steps
 from guda.errors import GudaError
 from guda.run.run import Run
-from guda.scoring.race import Race, Screen, StopRule, caught
+from guda.scoring.race import Race, StopRule
 from guda.scoring.scores import Scores
+from guda.scoring.screen import Screen, caught, fused_ranks
 from guda.steps.score import scores_path
+from refusals import refused
 
 GROUPS = ("0", "1", "2", "3", "4")
 RULE = "top1@0.9,budget=400"
@@ -55,6 +57,39 @@ def test_a_screen_that_keeps_all_is_the_plain_race(run: Run) -> None:
     assert np.array_equal(plain.rank, all_of_them.rank)
 
 
+def test_a_fused_screen_starts_the_first_by_both_methods(run: Run) -> None:
+    fused = "posterior+similarity-pixel:3"
+    found = steps.score(run, SET, ["retrack"], Inline(), stop=RULE, screen=fused)["retrack"]
+    tables = {m: Scores.read(scores_path(run, SET, m)) for m in ("posterior", "similarity-pixel")}
+    started = fused_ranks(tables) <= 3
+    assert (np.asarray(found.n_evals) > 0).tolist() == started.tolist()
+    assert (started.sum(axis=1) == 3).all()
+    assert np.array_equal(found.score[~started], tables["posterior"].score[~started])
+    swapped = fused_ranks(dict(reversed(tables.items())))
+    assert np.array_equal(swapped <= 3, started)
+
+
+def test_recall_of_a_screen_is_kept_with_the_run(run: Run) -> None:
+    assert steps.known_recall(run, SET, "posterior:2", "retrack") is None
+    settled = steps.score(run, SET, ["retrack"], Inline())["retrack"]
+    found = steps.evaluate_screen(run, SET, "posterior:2", Inline())
+    screen = {"posterior": Scores.read(scores_path(run, SET, "posterior"))}
+    assert found.recall["retrack"].mean == caught(screen, settled, 2).mean()
+    assert 0 <= found.reproduced["retrack"].mean <= 1
+    assert "posterior" not in found.recall
+    assert steps.known_recall(run, SET, "posterior:2", "retrack") == found.recall["retrack"]
+    with refused("screen-invalid"):
+        steps.evaluate_screen(run, SET, "tree:2", Inline())
+
+
+def test_reciprocal_ranks_by_hand() -> None:
+    def table(name: str, *row: float) -> Scores:
+        return Scores(name, "nats", "", ("p",), ("a", "b", "c"), np.array([row]), 1)
+
+    # ranks 1 2 3 and 3 1 2: 1/61 + 1/63, 1/62 + 1/61, 1/63 + 1/62
+    assert fused_ranks({"x": table("x", 3, 2, 1), "y": table("y", 1, 3, 2)}).tolist() == [[2, 1, 3]]
+
+
 @pytest.mark.parametrize(
     ("stop", "screen", "message"),
     [
@@ -66,6 +101,9 @@ def test_a_screen_that_keeps_all_is_the_plain_race(run: Run) -> None:
         (RULE, "tree:2", "have none above them"),
         (RULE, "posterior:9", "there are 5 groups"),
         (RULE, "similarity-pixel:3", "no cheap scores in nats"),
+        (RULE, "similarity-pixel+posterior:3", "put posterior first"),
+        (RULE, "posterior+posterior:3", "name every method once"),
+        (RULE, "posterior+tree:3", "or tree:KEEP"),
         (RULE, "posteriro:3", "unknown method"),
     ],
 )
@@ -101,5 +139,5 @@ def test_recall_counts_pictures_whose_first_group_was_kept() -> None:
     groups, queries = ("a", "b", "c"), ("p", "q")
     settled = Scores("x", "nats", "", queries, groups, np.array([[3.0, 2, 1], [1, 2, 3]]), 1)
     screen = Scores("y", "nats", "", queries, groups, np.array([[2.0, 3, 1], [3, 2, 1]]), 1)
-    assert [caught(screen, settled, keep).mean() for keep in (1, 2, 3)] == [0.0, 0.5, 1.0]
-    assert Screen.parse("posterior:10") == Screen("posterior", 10)
+    assert [caught({"y": screen}, settled, keep).mean() for keep in (1, 2, 3)] == [0.0, 0.5, 1.0]
+    assert Screen.parse("posterior:10") == Screen(("posterior",), 10)

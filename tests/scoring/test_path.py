@@ -16,7 +16,8 @@ from guda.diffusion.schedule import PREDICTIONS, Schedule
 from guda.scoring.estimate import difference
 from guda.scoring.plan import Plan, importance, stratified, uniform
 from guda.scoring.terms import Draws, kl, make_draws, measure, measure_rule
-from guda.unlearning.rule import ImageDensity, Rule, RuledDenoiser
+from guda.unlearning.density import ImageDensity
+from guda.unlearning.rule import Rule, RuledDenoiser
 
 SHAPE, D = (1, 2, 2), 4
 X0 = torch.tensor([0.9, -0.4, 0.3, 0.1]).reshape(1, *SHAPE)

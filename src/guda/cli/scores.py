@@ -30,8 +30,8 @@ def score(
     screen: Annotated[
         str | None,
         typer.Option(
-            help="With --stop: shortlist groups for the race with a cheap method (posterior:10, or 10), or descend a "
-            "tree of groups, racing the parts of the best two at each level (tree:2)."
+            help="With --stop: shortlist groups for the race with cheap methods (posterior:10, posterior+dtrak:10), or "
+            "descend a tree of groups, racing the parts of the best two at each level (tree:2)."
         ),
     ] = None,
     band: Annotated[
@@ -71,6 +71,8 @@ def score(
             evals = sum(steps.evals_per_picture(folder, s) for s in (*above, found))
             also = "" if screen is None or above else f", plus those of the screen {screen}"
             lines.append(f"  {evals:,.0f} evaluations per picture on average{also}")
+            if screen is not None and not above:
+                lines.append(f"  {_recall_line(steps.known_recall(folder, chosen, screen, found.method), screen)}")
         shown = found.queries[:5]
         for query in shown:
             said = found[query].verdict()
@@ -140,6 +142,10 @@ def evaluate(
     first: Annotated[int, typer.Option("-n", min=2, help="With --function: the first so many pictures.")] = 32,
     changes: Changes = fields(ScoringConfig, "estimand", "excess", "drift"),
     judged: Changes = fields(EvaluationConfig, "against"),
+    screen: Annotated[
+        str | None,
+        typer.Option(help="Recall of a screen, e.g. posterior+dtrak:10: how often it keeps a method's first group."),
+    ] = None,
     pairs: Annotated[
         bool,
         typer.Option(
@@ -157,6 +163,8 @@ def evaluate(
     chosen = steps.choose_queries(folder, queries)
     if function:
         return show_function(steps.evaluate_function(folder, chosen, method, engine, first), as_json)
+    if screen is not None:
+        return show_screen(steps.evaluate_screen(folder, chosen, screen, engine), as_json)
     if cross:
         return show_cross(steps.evaluate_cross(folder, chosen, engine), as_json)
     if not bands:
@@ -189,6 +197,34 @@ def show_evaluation(name: str, entry: Any, as_json: bool, report: str | None = N
         console.print(pairs_terminal(name, entry))
     if report:
         print(f"Report: {report}")
+
+
+def _recall_line(recall: Any, screen: str) -> str:
+    if recall is None:
+        return f"how often {screen} misses the first group is not known here: guda evaluate RUN --screen {screen}"
+    return f"{screen} keeps the first group of {recall.mean:.2f} [{recall.lo:.2f}, {recall.hi:.2f}] of the pictures"
+
+
+def show_screen(found: Any, as_json: bool) -> None:
+    """Recall of a screen by every method."""
+    from rich.console import Console
+
+    from guda.table import Table
+
+    if as_json:
+        print(json.dumps(found.model_dump(mode="json")))
+        return
+
+    def cell(value: Any) -> str:
+        return "" if value is None else f"{value.mean:.2f} [{value.lo:.2f}, {value.hi:.2f}]"
+
+    rows = [(m, cell(value), cell(found.reproduced.get(m))) for m, value in found.recall.items()]
+    title = f"What the screen {found.screen} keeps of {found.groups} groups: {found.queries}"
+    note = (
+        "Share of pictures whose first group by the method is among those that the screen keeps, with 95 % intervals; "
+        "reproduced: two halves of the method's rounds have the same first group."
+    )
+    Console().print(Table.of(title, ["method", "kept", "reproduced"], rows, note).rich())
 
 
 def show_cross(found: Any, as_json: bool) -> None:

@@ -35,10 +35,11 @@ from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.run.task import Task, tick
 from guda.scoring import race_rounds
-from guda.scoring.race import RaceResult, Screened, StopRule
+from guda.scoring.race import RaceResult, StopRule
 from guda.scoring.race_rounds import Round, wanted_models
 from guda.scoring.scorer import Scorer, shard_names
 from guda.scoring.scores import Scores
+from guda.scoring.screen import Screened
 
 Work = Callable[[list[Task], str], object]  # carries out the tasks of a round, under a title
 

@@ -35,7 +35,8 @@ from guda.blocks import blocks
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
 from guda.scoring.terms import Draws, measure
-from guda.unlearning.rule import GaussianDensity, Rule
+from guda.unlearning.density import GaussianDensity
+from guda.unlearning.rule import Rule
 
 CHUNK = 256  # coalitions weighed at once
 

@@ -31,7 +31,8 @@ from guda.errors import GudaError
 from guda.scoring.plan import prior_density, stratified
 from guda.scoring.terms import make_draws, measure_rule
 from guda.scoring.terms import measure as measure_terms
-from guda.unlearning.rule import GaussianDensity, Rule, RuleConfig, RuledDenoiser, fit_gaussians
+from guda.unlearning.density import GaussianDensity, fit_gaussians
+from guda.unlearning.rule import Rule, RuleConfig, RuledDenoiser
 
 POINTS = 12  # timesteps of the grid
 

@@ -15,10 +15,11 @@ from guda.data.queries import Queries
 from guda.errors import GudaError, Mismatch
 from guda.scoring.combine import equal_shares, networks
 from guda.scoring.estimate import LEVEL
-from guda.scoring.race import Race, RaceResult, Screened, StopRule
+from guda.scoring.race import Race, RaceResult, StopRule
 from guda.scoring.reference import Excess
 from guda.scoring.scorer import M, Scorer, Set, Shares, shard_name
 from guda.scoring.scores import RACED_TO, Scores
+from guda.scoring.screen import Screened
 from guda.scoring.terms import kl
 
 MAX_ROUNDS = 64

@@ -46,6 +46,7 @@ from guda.steps.score import (
     variant,
     watch,
 )
+from guda.steps.screen import evaluate_screen, known_recall
 from guda.steps.search_space import parse_space, read_space
 from guda.steps.settings import (
     change_groups,
@@ -91,6 +92,7 @@ __all__ = [
     "evaluate_cross",
     "evaluate_function",
     "evaluate_likelihood",
+    "evaluate_screen",
     "fit",
     "fit_tasks",
     "fitted_methods",
@@ -98,6 +100,7 @@ __all__ = [
     "health_methods",
     "init",
     "keep_queries",
+    "known_recall",
     "likelihood",
     "likelihood_path",
     "local_engine",

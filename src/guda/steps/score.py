@@ -26,9 +26,10 @@ from guda.run.samples import average_name, collect_samples, sample_tasks
 from guda.run.task import Task, pending
 from guda.scoring.bands import Bands, by_band, default_edges
 from guda.scoring.plan import OutOfMemory
-from guda.scoring.race import TREE, RaceResult, Screen, Screened, StopRule
+from guda.scoring.race import RaceResult, StopRule
 from guda.scoring.reference import Null, check_drift
 from guda.scoring.scores import Scores
+from guda.scoring.screen import Screen, Screened
 from guda.steps.calibration import calibrated
 from guda.steps.fit import Engine, check_fitted, check_scorable, fit_free
 
@@ -53,26 +54,25 @@ def score(
         return prepared(run, chosen, engine, lambda: _score(run, queries, chosen, engine, bands))
     racing = [check_race(m) for m in chosen]  # all of them before the first is raced
     asked = None if screen is None else Screen.parse(screen)
-    screener: list[Method] = []
+    screeners: list[Method] = []
     if asked is not None:
         asked.check(rule)
-        if asked.method != TREE:
-            screener = [_screener(run, asked)]
-    fit_free(run, [*methods, *(m.method_id for m in screener)], engine)
+        screeners = [] if asked.tree else check_screen(run, asked)
+    fit_free(run, [*methods, *(m.method_id for m in screeners)], engine)
 
     def raced() -> dict[str, Scores]:
         ask_origins(run, queries, engine)
-        if asked is not None and asked.method == TREE:
+        if asked is not None and asked.tree:
             for found in racing:
                 check_descent(found, rule, asked.keep)  # all of them before the first is raced; needs the pilot
             return {m.method_id: _descend(run, queries, m, rule, asked, engine) for m in racing}
         first = None
         if asked is not None:
-            first = Screened.by(asked, _score(run, queries, screener, engine, None)[asked.method])
+            first = Screened.by(asked, _score(run, queries, screeners, engine, None))
         name = variant(run, rule.name, None, screen=screen)
         return {m.method_id: _race(run, queries, m, rule, engine, first, name) for m in racing}
 
-    return prepared(run, [*screener, *chosen], engine, raced)
+    return prepared(run, [*screeners, *chosen], engine, raced)
 
 
 def _race(
@@ -110,19 +110,27 @@ def upper_levels(run: Run, queries: str, method: str, variant: str | None) -> li
     return [Scores.read(path) for path in _level_paths(run, queries, method, variant)]
 
 
-def _screener(run: Run, screen: Screen) -> Method:
-    """The method that chooses who races: it must answer in nats, because those that do not race keep its score."""
-    found = get_method(run, screen.method)
-    if not has_counterfactuals(found) or found.oracle:
+def check_screen(run: Run, screen: Screen) -> list[Method]:
+    """The methods that choose who races. The first must answer in nats: those that do not race keep its score."""
+    found = [get_method(run, name) for name in screen.methods]
+    first = found[0]
+    if not has_counterfactuals(first) or first.oracle:
         raise GudaError(
             "screen-method-unsupported",
-            f"--screen {screen.name}: {screen.method} has no cheap scores in nats; use posterior:{screen.keep}",
+            f"--screen {screen.name}: {first.method_id} has no cheap scores in nats; put posterior first, e.g. "
+            f"posterior:{screen.keep}",
         )
-    check_scorable(run, [screen.method])
-    if screen.keep > len(found.groups):
+    for method in found:
+        if method.oracle or not method.ranks_groups:
+            raise GudaError(
+                "screen-method-unsupported",
+                f"--screen {screen.name}: {method.method_id} is no cheap method that ranks groups; leave it out",
+            )
+    check_scorable(run, screen.methods)
+    if screen.keep > len(first.groups):
         raise GudaError(
             "screen-keeps-all",
-            f"--screen {screen.name}: there are {len(found.groups)} groups; leave --screen, or keep fewer",
+            f"--screen {screen.name}: there are {len(first.groups)} groups; leave --screen, or keep fewer",
         )
     return found
 

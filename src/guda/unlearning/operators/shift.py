@@ -3,7 +3,7 @@
     target = eps_full(x_t) + (a/s) (m_full(x_t) - m_-k(x_t))          t in the window, else eps_full(x_t)
 
 m_full and m_-k are exact posterior means over all images and over the retain set, from one distance matrix
-(removal.py). Replacing the prediction by the retain posterior mean (ReTrack) throws away what the network generalises;
+(density.py). Replacing the prediction by the retain posterior mean (ReTrack) throws away what the network generalises;
 the shift keeps it. Forget and retain samples are treated alike (on most retain samples the shift is about 0), so
 forgetting and preservation are one loss (ours, not in the paper).
 """
@@ -19,7 +19,7 @@ from pydantic import Field
 from guda.data.classes import Classes
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.unlearning.rule import ImageDensity
+from guda.unlearning.density import ImageDensity
 from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator, window_range
 
 

@@ -9,17 +9,8 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.schedule import Schedule
-from guda.unlearning.rule import (
-    GaussianDensity,
-    GaussianRemoval,
-    ImageDensity,
-    Rule,
-    RuleConfig,
-    RuledDenoiser,
-    fit_gaussians,
-    fit_rule,
-    make_density,
-)
+from guda.unlearning.density import GaussianDensity, GaussianRemoval, ImageDensity, fit_gaussians
+from guda.unlearning.rule import Rule, RuleConfig, RuledDenoiser, fit_rule, make_density
 from refusals import refused
 
 SCHEDULE = Schedule.from_scheduler(make_scheduler("squaredcos_cap_v2:1000"))
