@@ -70,6 +70,7 @@ COMMANDS = (
     ("Work", runs.fit, "Make the models without each group"),
     ("Work", runs.sample, "Draw queries from the run's model"),
     ("Work", scores.score, "Attribute pictures: a score per group, with intervals"),
+    ("Work", scores.distil, "Teach a small network a method's answers: milliseconds"),
     ("Work", results.report, "Write report.html: answers, groups, how far to trust"),
     ("Work", results.serve, "Serve the pages of a run: ask, watch, compare, HTTP API"),
     ("Work", evidence.map_, "Draw where in a picture a score comes from"),

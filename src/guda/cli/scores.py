@@ -119,6 +119,39 @@ def score(
 
 
 @command
+def distil(
+    run: RunFolder,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of `distilled` for this command, e.g. teacher=hybrid, pictures=5000."),
+    ] = None,
+    groups: Groups = None,
+    engine: Any = ENGINE,
+    as_json: Json = False,
+) -> None:
+    """Teach a small network to answer as a fitted method does, in milliseconds; then: guda score --method distilled."""
+    from dataclasses import asdict
+
+    from guda import steps
+    from guda.run.run import Run
+
+    folder = steps.override(Run.open(run), groups=groups, methods=["distilled"], settings=settings)
+    found = steps.distil(folder, engine)
+    same = found.same_first
+    lines = [
+        f"Distilled {found.teacher} from {found.pictures:,} pictures of the model.",
+        f"On {found.checked} that it has not seen: the same first group for {same.mean:.2f} [{same.lo:.2f}, "
+        f"{same.hi:.2f}], {found.inside:.3f} of the scores within their 95 % intervals, {found.milliseconds:.1f} ms a "
+        "picture on one core.",
+        f"Its intervals are about what {found.teacher} would score, not about retraining.",
+    ]
+    if folder.changes:
+        lines.append("The recipe is as it was: give `guda score` the same options, or keep them with `guda set`.")
+    value = asdict(found) | {"same_first": same.model_dump(mode="json")}
+    say(value, "\n".join(lines), as_json)
+
+
+@command
 def evaluate(
     run: RunFolder,
     queries: QuerySet = None,

@@ -136,7 +136,7 @@ METHODS = Registry[type[Method]](
     [
         f"guda.methods.{name}"
         for name in (
-            "blend", "datamodel", "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "prompt",
+            "blend", "datamodel", "distilled", "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "prompt",
             "similarity", "subsets", "synthesized", "unlearned",
         )
     ],

@@ -6,6 +6,7 @@ from guda.steps.ablate import ablate, read_ablation
 from guda.steps.calibrate import calibrate
 from guda.steps.calibration import calibration_note
 from guda.steps.cluster import ClusterConfig, plan_cluster
+from guda.steps.distil import distil
 from guda.steps.evaluate import evaluate, evaluate_bands, pipeline, run_all, run_methods
 from guda.steps.fit import (
     Engine,
@@ -85,6 +86,7 @@ __all__ = [
     "choose_or_add_queries",
     "choose_queries",
     "default_methods",
+    "distil",
     "draw_without",
     "evals_per_picture",
     "evaluate",
