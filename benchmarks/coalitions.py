@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/coalitions.py [--only digits ...] [--models 128]    resumes
 
-Data sets: digits (128 models), fashion-mnist (64), fonts (128; sixty families, LOGO of a dozen). Runs are those of
+Data sets: digits (128 models), fashion-mnist (64), fonts (128; sixty families, LOGO of a dozen), the latter two with
+small networks, because a hundred of them are trained (recipes/fashion-small.yaml, fonts-small.yaml). Runs are those of
 benchmarks/path.py, where they exist (--runs), so that LOGO is not trained twice; what is missing is trained (hours).
 Scored with 12 strata in 3 rounds. Figures of benchmarks/results/coalitions.json; intervals .lo and .hi:
 
@@ -63,6 +64,7 @@ METHODS = {
     "fashion-mnist": (*OPERATORS, *BASELINES),
     "fonts": ("retrack", "shift", "posterior", "similarity-pixel", "dtrak"),
 }
+RECIPES = {"fashion-mnist": "fashion-small", "fonts": "fonts-small"}
 SPLITS, RESAMPLES = 20, 500
 PLAN = {"plan": "stratified", "strata": 12, "rounds": 3}
 KINDS = {"": {"estimand": "elbo", "excess": False}, "_path": {"estimand": "path", "excess": True}}
@@ -70,12 +72,12 @@ KINDS = {"": {"estimand": "elbo", "excess": False}, "_path": {"estimand": "path"
 
 def prepared(root: Path, name: str, models: int, methods: tuple[str, ...], engine: Engine) -> Run:
     """The run with everything trained and fitted. Subset models are drawn over all groups, whatever LOGO covers."""
-    folder = root / name
+    folder = root / RECIPES.get(name, name)
     if (folder / "run.json").is_file():
         run = Run.open(folder)
     else:
-        builtin = name in ("digits", "fashion-mnist")
-        recipe = builtin_recipe(name) if builtin else Recipe.read(ROOT / "benchmarks" / "recipes" / f"{name}.yaml")
+        builtin = name not in RECIPES
+        recipe = builtin_recipe(name) if builtin else Recipe.read(ROOT / "benchmarks/recipes" / f"{RECIPES[name]}.yaml")
         if name in SEEDS:
             recipe.methods["logo"]["seeds"] = SEEDS[name]
         run = steps.init(folder, recipe)

@@ -111,7 +111,8 @@ def fit_windows(
 ) -> dict[str, torch.Tensor]:
     """The windows whose posterior mean comes nearest to the full model's prediction of x_0, level by level.
 
-    "log_snr", "half", [LEVELS]; "r2": share of the prediction's variance (over images, place by place) that m explains.
+    "log_snr", "half", [LEVELS]; "r2": 1 - |m - x0_hat|^2 / |x_t / a - x0_hat|^2, the share of what the model changes in
+    x_t that m explains.
     """
     schedule, (height, width) = base.schedule, x0.shape[2:]
     chosen = generator(seed, "windows").permutation(len(x0))[:images]
@@ -134,7 +135,7 @@ def fit_windows(
             errors.append(float((torch.stack(means) - predicted).square().mean()))
         best = int(np.argmin(errors))
         halves.append(candidates(max(height, width))[best])
-        shares.append(1 - errors[best] / float((predicted - predicted.mean(dim=0)).square().mean()))
+        shares.append(1 - errors[best] / float((x_t / float(schedule.a[t]) - predicted).square().mean()))
         if tick is not None:
             tick(done + 1, len(times))
     return {
