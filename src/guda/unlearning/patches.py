@@ -19,8 +19,6 @@ Cost of one row: 5 n C H W multiplications or so and n H W exponentials, n train
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
@@ -107,7 +105,7 @@ def candidates(side: int) -> list[int]:
 
 @torch.no_grad()
 def fit_windows(
-    base: Denoiser, x0: torch.Tensor, seed: int, images: int = IMAGES, tick: Callable[[int, int], None] | None = None
+    base: Denoiser, x0: torch.Tensor, seed: int, bandwidth: float = 0.0, images: int = IMAGES
 ) -> dict[str, torch.Tensor]:
     """The windows whose posterior mean comes nearest to the full model's prediction of x_0, level by level.
 
@@ -116,28 +114,29 @@ def fit_windows(
     """
     schedule, (height, width) = base.schedule, x0.shape[2:]
     chosen = generator(seed, "windows").permutation(len(x0))[:images]
-    density = PatchDensity(x0, torch.zeros(len(x0), dtype=torch.int64), schedule, np.zeros(schedule.T, np.int64))
+    one = torch.zeros(len(x0), dtype=torch.int64, device=x0.device)
+    density = PatchDensity(x0, one, schedule, np.zeros(schedule.T, np.int64), bandwidth)
     levels = np.linspace(schedule.log_snr[1], schedule.log_snr[schedule.t_max], LEVELS)
     times = np.unique(np.abs(schedule.log_snr[1 : schedule.t_max + 1, None] - levels).argmin(axis=0) + 1)
     halves, shares = [], []
-    for done, t in enumerate(times.tolist()):
+    for t in times.tolist():
         noise = generator(seed, "windows", t).standard_normal((len(chosen), *x0.shape[1:]), dtype=np.float32)
         at = torch.full((len(chosen),), t)
         x_t = schedule.add_noise(x0[chosen], torch.from_numpy(noise).to(x0), at)
         predicted = base.x0(x_t, at)
+        a, s = float(schedule.a[t]), float(schedule.s[t])
+        gain = a * bandwidth**2 / (s**2 + a**2 * bandwidth**2)  # how far a wide image follows x_t
         errors = []
         for half in candidates(max(height, width)):
             means = []
             for image, x in zip(chosen.tolist(), x_t, strict=True):
                 logs = density.exponents(x, t, half)
                 logs[image] = -torch.inf  # it was trained on, and would explain itself
-                means.append(posterior_mean(logs, x0)[0])
+                means.append((1 - a * gain) * posterior_mean(logs, x0)[0] + gain * x)
             errors.append(float((torch.stack(means) - predicted).square().mean()))
         best = int(np.argmin(errors))
         halves.append(candidates(max(height, width))[best])
-        shares.append(1 - errors[best] / float((x_t / float(schedule.a[t]) - predicted).square().mean()))
-        if tick is not None:
-            tick(done + 1, len(times))
+        shares.append(1 - errors[best] / float((x_t / a - predicted).square().mean()))
     return {
         "log_snr": torch.from_numpy(schedule.log_snr[times]),
         "half": torch.tensor(halves),

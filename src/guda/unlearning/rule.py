@@ -94,7 +94,7 @@ def fit_rule(
             raise GudaError(
                 "patches-class-model", "density: patches is for models without classes; use gaussians or images"
             )
-        return fit_windows(base, base.encode(data.images).to(base.device), config.seed) | which
+        return fit_windows(base, base.encode(data.images).to(base.device), config.seed, config.bandwidth) | which
     x0 = base.encode(data.images).numpy()
     settings = (data.groups.atoms[0], config.components, config.shrink, config.floor, config.seed, data.groups.homes)
     if base.n_classes is not None:
