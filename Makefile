@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-classes bench-coalitions bench-emoji bench-evidence bench-hardening bench-house bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist examples clean
+.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-classes bench-coalitions bench-emoji bench-evidence bench-hardening bench-house bench-natural bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist examples clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -88,6 +88,10 @@ bench-hardening: $(E2E) ## Bad inputs, kills, full disks and two drivers against
 bench-house: install ## Measure the code's size, what a reader walks through, and the memory of guda.attribute (ten minutes)
 	$(BIN)/python benchmarks/house.py --label after
 
+bench-natural: install ## Measure densities of natural images, and answers of a distilled method (half an hour from nothing; resumes)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/natural.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/distil.py
+
 bench-operators: install ## Measure every unlearning operator against LOGO (hours from nothing; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/logo_budget.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/operators.py
@@ -99,6 +103,7 @@ bench-scale: $(E2E) ## Measure Ray on two nodes, 10 to 1,000 groups, sixty font 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/many_groups.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fonts.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/screens.py
 
 bench-scoring: install ## Measure the scoring engine: evaluations saved, coverage, overhead (long; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scoring.py
