@@ -16,6 +16,8 @@ reliability.E, reliability_top1.E   one retraining against the mean of the other
 reliability_null.E                  Spearman of a table that knows the other retraining's first group and, of every
                                     group, its mean over pictures where it is not the first: what is above it is
                                     information about the other groups
+groups.E.ANSWER                     groups whose scores are attributable, pool_with_others or below_noise by the
+                                    retrainings there are (docs/trust.md)
 of_ceiling[_spearman].E.M           method M against the retrainings, over what one retraining reaches
 evals_ratio_path                    M = the data set's first operator: evaluations of the ELBO difference with 12 x 3
                                     draws over those of path at the smallest plan whose first group is as stable (Top-1
@@ -40,6 +42,7 @@ from guda import steps
 from guda.data.images import ImageData
 from guda.data.queries import Queries
 from guda.diffusion.noise import generator
+from guda.evaluation.attributable import attributable
 from guda.evaluation.ceiling import Comparison, compare, stripped_null
 from guda.evaluation.intervals import Figure, bootstrap_mean, clopper_pearson
 from guda.evaluation.metrics import top1
@@ -303,6 +306,9 @@ def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
             comparison = compare(gold, {m: found[kind][m].score for m in methods})
             agreement(figures, kind, comparison)
             put(figures, f"reliability_null.{kind}", null)
+            told = attributable(found[kind]["logo"].groups, gold)
+            for answer in ("attributable", "pool with others", "below noise"):
+                figures[f"groups.{kind}.{answer.replace(' ', '_')}"] = float(told.count(answer))
             if kind == "path-excess":
                 entry = comparison, found[kind]["logo"]
         with scoring(run, estimand="path", excess=True):
