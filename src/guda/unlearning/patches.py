@@ -14,7 +14,8 @@ How large the window is at which noise is not known beforehand, and no oracle is
 those whose m comes nearest to what the full model itself predicts, on training images that are left out of their own
 posterior.
 
-Cost of one row: 5 n C H W multiplications or so and n H W exponentials, n training images, whatever the window.
+Cost of one row, for n training images: about 5 n C H W multiplications, n H W exponentials, and 4 n H W additions for
+every pixel of half a side.
 """
 
 from __future__ import annotations
