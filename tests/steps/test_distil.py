@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from inline_cli import guda
 from tinyrun import SET, Inline, tiny, write_digits
 
 from guda import steps
@@ -85,3 +88,13 @@ def test_a_teacher_that_cannot_be_imitated_is_refused(run: Run) -> None:
     for name in ("similarity-pixel", "logo", "distilled"):
         with refused("distil-teacher-missing"):
             steps.distil(steps.override(run, methods=["distilled"], settings=[f"teacher={name}"]), Inline())
+
+
+def test_the_commands_say_what_was_measured(run: Run) -> None:
+    found = json.loads(guda("distil", run.root, "--json"))
+    assert (found["teacher"], found["checked"]) == ("posterior", 6)
+    assert found["same_first"]["lo"] <= found["same_first"]["mean"] <= found["same_first"]["hi"]
+    guda("score", run.root, "--method", "distilled", "--queries", SET)
+    told = json.loads(guda("evaluate", run.root, "--queries", SET, "--screen", "posterior:2", "--json"))
+    assert told["screen"] == "posterior:2"
+    assert set(told["recall"]) == {"distilled"}
