@@ -329,18 +329,27 @@ def check_numbers(value: Any, where: str) -> None:
             raise GudaError("setting-too-large", f"{where}: {name or 'the value'} is {digits}; at most {limit:,}")
 
 
+def complaint(error: ValidationError, whole: str = "") -> tuple[bool, str]:
+    """Whether a key is unknown, and what is wrong with which field. An unknown key comes first: where one is
+    misspelt, another seems to be missing."""
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    unknown = first["type"] == "extra_forbidden"
+    plain = {"extra_forbidden": "there is no such setting", "tuple_type": "give a list in square brackets"}
+    text = plain.get(first["type"], first["msg"].removeprefix("Value error, "))
+    field = ".".join(map(str, first["loc"])) or whole  # none: of several fields together
+    return unknown, f"{field}: {text}" if field else text
+
+
 def parse_config(cls: type[Config], value: dict[str, Any], where: str) -> Any:
     """Validate one method's settings; the error names the field."""
     check_numbers(value, where)
     try:
         return cls.model_validate(value)
     except ValidationError as e:
-        first = e.errors()[0]
-        field = "".join(f"{p}: " for p in [".".join(map(str, first["loc"]))] if p)  # none: of several together
+        unknown, text = complaint(e)
         known = ", ".join(cls.model_fields)
         raise GudaError(
-            "setting-unknown" if first["type"] == "extra_forbidden" else "setting-invalid",
-            f"{where}: {field}{first['msg'].removeprefix('Value error, ')} (settings: {known})",
+            "setting-unknown" if unknown else "setting-invalid", f"{where}: {text} (settings: {known})"
         ) from None
 
 
@@ -353,9 +362,5 @@ def read_config(cls: type[Config], path: Path, what: str) -> Any:
     except parsing.ParseError as e:
         raise GudaError("config-not-yaml", f"{what} {path} is not valid YAML: {e}") from None
     except ValidationError as e:
-        first = e.errors()[0]
-        field = ".".join(str(p) for p in first["loc"]) or "the file"
-        raise GudaError(
-            "config-unknown-key" if first["type"] == "extra_forbidden" else "config-invalid-value",
-            f"{what} {path}: {field}: {first['msg']}",
-        ) from None
+        unknown, text = complaint(e, "the file")
+        raise GudaError("config-unknown-key" if unknown else "config-invalid-value", f"{what} {path}: {text}") from None

@@ -169,4 +169,4 @@ def test_data_are_shown_in_a_line(tmp_path: Path) -> None:
     for shown in (repr(data), repr(data.groups), repr(Queries.from_folder(tmp_path))):
         assert len(shown) < 120
         assert "array" not in shown
-    assert "6 RGB images of 16x16, 2 groups" in repr(data)
+    assert "6 RGB images of 16x16, 2 groups of 3 images each" in repr(data)

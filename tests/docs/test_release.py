@@ -20,6 +20,15 @@ def test_one_version() -> None:
     assert project["license"] == citation["license"]
 
 
+def test_the_paper_is_named_and_linked() -> None:
+    paper = yaml.safe_load((ROOT / "CITATION.cff").read_text())["preferred-citation"]
+    shown = (ROOT / "README.md").read_text()
+    assert f"]({paper['url']})" in shown
+    assert paper["url"].rpartition("/")[2] in shown.partition("```bibtex")[2]
+    assert paper["title"].partition(": ")[2] in shown
+    assert paper["url"] in (ROOT / "docs" / "index.md").read_text()
+
+
 def test_every_extra_is_documented() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     told = (ROOT / "docs" / "releasing.md").read_text()

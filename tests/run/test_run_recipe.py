@@ -63,6 +63,7 @@ def test_digits_and_own_data_are_shipped() -> None:
         (("trainig",), {"steps": 3}, "trainig"),
         (("data", "sorce"), "x", r"data\.sorce"),
         (("training", "step"), 5, r"training\.step"),
+        (("training",), {"stepz": 5}, r"training\.stepz"),  # and not that `steps` is missing
         (("training", "steps"), 0, r"training\.steps"),
         (("training", "steps"), "many", r"training\.steps"),
         (("scoring", "estimand"), "elb", r"scoring\.estimand"),

@@ -1,6 +1,6 @@
 """The results pages and the README's table, from benchmarks/results: no figure on them is typed by hand.
 
-    python tools/site/results_pages.py --write     # the table between the markers of README.md
+    python tools/site/results_pages.py --write     # the table between the markers of README.md, and marked figures
 
 Methods are sorted by merit: Top-1 is how often a method ranks the same group first as LOGO retraining does.
 """
@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import figures as marked_figures
 
 from guda.evaluation.intervals import Figure
 from guda.evaluation.results import DatasetEntry, MethodEntry, ResultsFile, read_entry, read_results
@@ -245,10 +247,11 @@ def with_table(readme: str, table: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into README.md instead of printing it")
+    parser.add_argument("--write", action="store_true", help="write README.md's table and the marked figures")
     table, readme = readme_table(), ROOT / "README.md"
     if parser.parse_args().write:
         readme.write_text(with_table(readme.read_text(), table))
+        marked_figures.main()
     else:
         print(table)
 

@@ -244,7 +244,8 @@ def _training_text(run: Run, rate: float | None) -> list[str]:
     steps, again = run.recipe.training.steps, f"guda init {run.root} --hours 8"
     return [
         f"Training: {steps:,} steps, about {human_time(steps / rate)} on this machine ({rate:.3g} steps a second); "
-        f"longer or shorter: {again}, or edit training in {run.path('recipe.yaml')}"
+        f"longer or shorter: {again}, or edit training in {run.path('recipe.yaml')}",
+        f"What the model draws while it trains: {run.path('previews')}",
     ]
 
 

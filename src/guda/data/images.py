@@ -234,7 +234,8 @@ class ImageData:
 
     def __repr__(self) -> str:
         c, h, w = self.shape
-        sizes = f"{min(self.groups.sizes)} to {max(self.groups.sizes)} images each"
+        least, most = min(self.groups.sizes), max(self.groups.sizes)
+        sizes = f"{least} images each" if least == most else f"{least} to {most} images each"
         kind = "grey" if c == 1 else "RGB"
         return f"<ImageData {self.name}: {self.n} {kind} images of {w}x{h}, {len(self.groups)} groups of {sizes}>"
 

@@ -26,6 +26,7 @@ from guda.config import (
     ScoringConfig,
     TrainingConfig,
     check_numbers,
+    complaint,
 )
 from guda.errors import GudaError
 
@@ -53,12 +54,8 @@ class Recipe(Config):
         try:
             return cls.model_validate(value)
         except ValidationError as e:
-            first = e.errors()[0]
-            field = ".".join(str(p) for p in first["loc"]) or "the recipe"
-            raise GudaError(
-                "recipe-unknown-key" if first["type"] == "extra_forbidden" else "recipe-invalid-value",
-                f"{where}: {field}: {first['msg'].removeprefix('Value error, ')}",
-            ) from None
+            unknown, text = complaint(e, "the recipe")
+            raise GudaError("recipe-unknown-key" if unknown else "recipe-invalid-value", f"{where}: {text}") from None
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
