@@ -9,9 +9,11 @@ from tinyrun import Inline, digits_folder, tiny
 from guda.config import parse_config
 from guda.errors import GudaError
 from guda.methods.base import METHODS
-from guda.report.reproduce import read_reproduction, reproduce, reproductions, scaled_recipe
+from guda.report.reproduce import _with_weights, read_reproduction, reproduce, reproductions, scaled_recipe
 from guda.report.smoke import SUFFIX, smoke_recipe, smoke_root
+from guda.run.recipe import Recipe
 from guda.run.run import Run
+from refusals import refused
 
 
 @pytest.mark.parametrize("name", [*reproductions(), "benchmarks/recipes/reproduce/emoji.yaml"])
@@ -32,6 +34,21 @@ def test_every_experiment_is_shrunk_and_asks_the_same_questions(name: str) -> No
             assert getattr(config, "steps", 0) <= 2
             assert getattr(config, "dim", 0) <= 32
         assert smoke_recipe(small) == small
+
+
+def test_an_encoder_that_cannot_be_loaded_is_noticed_before_training(tmp_path: Path) -> None:
+    """The experiment is refused; its smoke run goes without that method and says so."""
+    value = tiny(digits_folder()).model_dump(mode="json")
+    value["methods"] |= {"clipa": {"model": str(tmp_path / "nowhere")}}
+    value["evaluation"]["reference"] = "clipa"
+    recipe, said = Recipe.from_dict(value, "test"), list[str]()
+    with refused("encoder-unloadable"):
+        _with_weights(recipe, False, said.append)
+    found = _with_weights(recipe, True, said.append)
+    assert set(found.methods) == set(recipe.methods) - {"clipa"}
+    assert found.evaluation.reference is None
+    assert len(said) == 1
+    assert "clipa" in said[0]
 
 
 @pytest.mark.slow

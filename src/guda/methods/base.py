@@ -121,6 +121,11 @@ class Method(ABC):
             if name != self.method_id:
                 get_method(self.run, name).check()
 
+    @classmethod
+    def check_weights(cls, config: Any) -> None:
+        """Refuse, before anything is trained, where weights that it needs beside the run's model cannot be loaded."""
+        return
+
     def fitted(self) -> bool:
         return all(task.done(self.run) for task in self.fit())
 

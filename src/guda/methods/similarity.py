@@ -78,6 +78,11 @@ class Similarity(Method):
     def encoder(self) -> Encoder:
         return type(self).load(self.config)
 
+    @classmethod
+    def check_weights(cls, config: Any) -> None:
+        if cls.network:
+            cls.load(config)
+
     @property
     def _of_means(self) -> bool:
         return self.config.rule in OF_MEANS
