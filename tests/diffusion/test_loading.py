@@ -1,6 +1,7 @@
 """The diffusers folder layout: what loads, loads bitwise; what would load wrongly is refused with the fix."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,24 @@ def test_an_extra_weight_is_not_dropped_in_silence(saved: Path) -> None:
     edit_weights(saved / "unet", lambda state: state.update({"more": torch.zeros(2)}))
     with refused("weights-mismatch", match="'more' is on one side only"):
         Denoiser.from_pretrained(saved)
+
+
+def test_weights_that_do_not_fit_are_named_in_one_line(make_unet: Callable[..., Any], tmp_path: Path) -> None:
+    Denoiser.from_module(make_unet(), make_scheduler("linear:100")).save_pretrained(tmp_path)
+    edit_weights(tmp_path / "unet", lambda state: state.update({"more": torch.zeros(2)}))
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    log = logging.getLogger("diffusers.models.modeling_utils")
+    level = log.level
+    log.addHandler(handler)
+    try:
+        with refused("weights-mismatch"):
+            Denoiser.from_pretrained(tmp_path)
+    finally:
+        log.removeHandler(handler)
+    assert said == []
+    assert log.level == level
 
 
 def test_weights_of_another_shape_are_refused(saved: Path) -> None:

@@ -6,8 +6,10 @@ Folders have the diffusers layout. Safetensors only, and only classes that a fam
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -304,9 +306,10 @@ def read_network(cls: Any, folder: Path) -> Any:
     weight_files(folder)
     check_size(cls, read_model_config(folder / "config.json"), str(folder))
     try:
-        module, info = cls.from_pretrained(
-            str(folder), use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
-        )
+        with _quiet_weights():
+            module, info = cls.from_pretrained(
+                str(folder), use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
+            )
     except Exception as e:  # diffusers raises many kinds for a damaged file; each means the same to a user
         raise GudaError("model-unloadable", f"{folder} cannot be loaded: {first_line(e)}") from e
     # diffusers fills a missing weight with random numbers and drops an unknown one, with a warning only
@@ -315,6 +318,18 @@ def read_network(cls: Any, folder: Path) -> Any:
             "weights-mismatch", f"{folder}: weights and config.json do not fit; {odd[0]!r} is on one side only"
         )
     return module.float()
+
+
+@contextmanager
+def _quiet_weights() -> Iterator[None]:
+    """No list of the weights that do not fit on stderr: they are refused in one line."""
+    log = logging.getLogger("diffusers.models.modeling_utils")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def save(denoiser: Denoiser, folder: Path) -> None:
