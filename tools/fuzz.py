@@ -4,7 +4,8 @@ Recipes, folders, pictures, metadata, prompts, models, damaged runs, options and
 `guda.cli.main:main`. Each input runs in a process of its own, forked from one that has everything imported, on its own
 copy of a tiny world and with limits on memory, CPU and time. What may happen:
 
-    refused        exit code 2, one line (or typer's usage) on stderr, and nothing on disk has changed
+    refused        exit code 2, one line (or typer's usage) on stderr, and nothing on disk has changed; `guda check`
+                   refuses a folder with exit code 1 and what it found on stdout
     ok             exit code 0
     traceback      a traceback, another exit code, or death by a signal
     hang           the limit of CPU or wall time was reached
@@ -147,7 +148,8 @@ def judge(case: Case, place: Path, status: int, hung: bool, seconds: float) -> O
     if hung or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)):
         return Outcome("hang", None, err, changed, seconds)
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-    if code not in (0, 2) or "Traceback (most recent call last)" in err or not before:
+    refusal = case.argv[:1] == ["check"] and code == 1 and not err  # what it found is its answer, on stdout
+    if (code not in (0, 2) and not refusal) or "Traceback (most recent call last)" in err or not before:
         return Outcome("traceback", code, err, changed, seconds)
     if code == 0:
         return Outcome("wrong_success" if case.bad else "ok", code, err, [] if not case.bad else changed, seconds)
@@ -155,7 +157,7 @@ def judge(case: Case, place: Path, status: int, hung: bool, seconds: float) -> O
     if written:
         return Outcome("partial", code, err, written, seconds)
     usage = err.startswith(("Usage: ", "╭─ Error"))  # how typer refuses
-    told = case.argv[:2] == ["bank", "verify"] and not err  # its problems are its answer, on stdout
+    told = refusal or (case.argv[:2] == ["bank", "verify"] and not err)  # its problems are its answer, on stdout
     tidy = usage or told or (err.startswith("guda: ") and err.count("\n") == 1)
     return Outcome("refused" if tidy else "untidy", code, err, [], seconds)
 

@@ -7,8 +7,8 @@ and a keyed short delay, or before the first. It does so up to three times and t
     kills                  processes killed while the command was still running
     kills_after_publish    those that hit after the command had published its first file
     kill_differences       trials whose files are not byte-identical with an undisturbed run, or that did not finish
-    redone_tasks           finished tasks that ran again: their timings, written when a task ends, were written again
-    rewritten_files        files written a second time, by a task that was killed between two of its files
+    redone_tasks           tasks that were finished, with all their files there, and ran again (tools/task_log.py)
+    rewritten_files        files written a second time by tasks that were killed between two of their files
     kill_orphans           processes of a killed command that did not end by themselves
     driver_differences     trials with two drivers at once whose files differ, or of which one failed
     full_trials            trials on a disk that fills up while the command runs, with room made afterwards
@@ -44,6 +44,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+from task_log import Stamp, noting, written_again
 from tiny_world import VERBS, command, write_inputs
 from warm import TOOLS, fork, in_memory, run_main, warm
 
@@ -82,6 +83,10 @@ def digests(root: Path) -> dict[str, str]:
         data = (root / name).read_bytes()
         found[name] = hashlib.sha256(SECONDS.sub(b"", data) if name.endswith(".json") else data).hexdigest()
     return found
+
+
+def stamps(root: Path, parts: tuple[str, ...]) -> dict[str, Stamp]:
+    return {name: (s.st_mtime_ns, s.st_ino) for name, s in published(root, parts).items()}
 
 
 def differing(a: dict[str, str], b: dict[str, str]) -> list[str]:
@@ -172,6 +177,7 @@ class Campaign:
     def __init__(self, scratch: Path, seed: int, engine: str) -> None:
         self.scratch, self.seed, self.engine = scratch, seed, engine
         self.counts: Counter[str] = Counter()
+        self.log = scratch / "tasks.jsonl"  # of the undisturbed run
         self.before: dict[str, Path] = {}  # a run that is ready for the verb
         self.whole: dict[str, dict[str, str]] = {}  # what it must leave behind
         self.new: dict[str, int] = {}  # how many files it publishes
@@ -186,10 +192,11 @@ class Campaign:
             write_inputs(root)
             os.chdir(root)
             code = run_main(["init", "run", "--recipe", "recipe.yaml"])
-            for verb in VERBS:
-                shutil.copytree("run", self.scratch / "before" / verb)
-                code = code or run_main(command(verb, "run"))
-                (write / f"{verb}.json").write_text(json.dumps(digests(Path("run"))))
+            with noting(self.log):
+                for verb in VERBS:
+                    shutil.copytree("run", self.scratch / "before" / verb)
+                    code = code or run_main(command(verb, "run"))
+                    (write / f"{verb}.json").write_text(json.dumps(digests(Path("run"))))
             return code
 
         if os.waitpid(fork(write, work), 0)[1]:
@@ -220,33 +227,34 @@ class Campaign:
         rng = Random(f"{self.seed}/kill/{number}")
         verb = list(VERBS)[number % len(VERBS)]
         place = self.place(verb)
-        known, kept, said = set(published(place / "run")), {}, f"trial {number}, {verb}{', cold' if cold else ''}"
+        known, said = set(published(place / "run")), f"trial {number}, {verb}{', cold' if cold else ''}"
+        kept: dict[str, Stamp] = {}
         try:
             for _ in range(rng.choice([1, 2, 2, 3])):
                 driver = Driver(self.argv(verb), place, cold)
                 if not self._kill(driver, verb, rng, known, cold):
                     break
-                now = published(place / "run", (*TASKS, "timings"))
+                now = stamps(place / "run", (*TASKS, "timings"))
                 self._redone(kept, now, said)
-                kept = {k: (v.st_mtime_ns, v.st_ino) for k, v in now.items()}
+                kept = now
             driver = Driver(self.argv(verb), place, cold)
             if driver.wait() != 0:
                 self.counts["kill_differences"] += 1
                 print(f"       not finished: {said}: {driver.code()} {driver.err[-300:]}", flush=True)
                 end([driver.pid, *family(driver.pid)])
                 return
-            self._redone(kept, published(place / "run", (*TASKS, "timings")), said)
+            self._redone(kept, stamps(place / "run", (*TASKS, "timings")), said)
             self.judge(verb, place, "kill_differences", said)
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
-    def _redone(self, kept: dict[str, tuple[int, int]], now: dict[str, os.stat_result], said: str) -> None:
-        again = [k for k, v in kept.items() if k not in now or (now[k].st_mtime_ns, now[k].st_ino) != v]
-        tasks = [name for name in again if name.startswith("timings/")]
-        self.counts["redone_tasks"] += len(tasks)
-        self.counts["rewritten_files"] += len(again) - len(tasks)
-        if again:
-            print(f"       written again: {said}: {(tasks or again)[:4]}", flush=True)
+    def _redone(self, kept: dict[str, Stamp], now: dict[str, Stamp], said: str) -> None:
+        again = written_again(self.log, kept, now)
+        self.counts["redone_tasks"] += len(again.tasks)
+        self.counts["rewritten_files"] += len(again.unfinished)
+        self.counts["rewritten_others"] += len(again.others)
+        if again.tasks or again.unfinished or again.others:
+            print(f"       written again: {said}: {again}", flush=True)
 
     def _kill(self, driver: Driver, verb: str, rng: Random, known: set[str], cold: bool) -> bool:
         """Kill at a keyed moment; False if the command was faster."""

@@ -6,7 +6,8 @@ published files, once or twice. A new server is then asked about the same pictur
     kills_of_server               servers killed before they had answered
     server_kills_after_publish    those that hit after the question had published its first file
     server_differences            trials whose answer or files are not those of an undisturbed server
-    server_redone                 files that were finished before the kill and written again after it
+    server_redone                 tasks that were finished before the kill, with all their files there, and ran again
+    server_rewritten_files        files written a second time by tasks that were killed between two of their files
 """
 
 from __future__ import annotations
@@ -23,16 +24,13 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from kill import differing, digests, published
+from kill import differing, digests, published, stamps
 from page_server import PageServer
+from task_log import Stamp, written_again
 from warm import in_memory, prepare, warm
 
 PARTS = ("terms", "queries", "scores", "pilot.json")  # what a question publishes
 LIMIT = 600.0
-
-
-def stamps(run: Path) -> dict[str, tuple[int, int]]:
-    return {name: (s.st_mtime_ns, s.st_ino) for name, s in published(run, PARTS).items()}
 
 
 class Trials:
@@ -41,7 +39,8 @@ class Trials:
         self.picture = (root / "pictures" / "q0.png").read_bytes()
         place = self.place()
         known = set(published(place / "run", PARTS))
-        server = PageServer(place / "run", place)
+        self.log = root / "tasks.jsonl"
+        server = PageServer(place / "run", place, log=self.log)
         self.answer = self.ask(server)
         server.end(signal.SIGTERM)
         self.whole = digests(place / "run")
@@ -59,7 +58,8 @@ class Trials:
     def trial(self, number: int) -> None:
         rng = Random(f"{self.seed}/server/{number}")
         place = self.place()
-        run, known, kept = place / "run", set(published(place / "run", PARTS)), {}
+        run, known = place / "run", set(published(place / "run", PARTS))
+        kept: dict[str, Stamp] = {}
         for _ in range(rng.choice([1, 1, 2])):
             server = PageServer(run, place)
             asked = threading.Thread(target=server.post, args=("/api/attribute", self.picture))
@@ -76,8 +76,7 @@ class Trials:
             asked.join()
             self.counts["kills_of_server"] += waiting
             self.counts["server_kills_after_publish"] += waiting and bool(set(published(run, PARTS)) - known)
-            self.redone(kept, run, number)
-            kept = stamps(run)
+            kept = self.redone(kept, run, number)
         server = PageServer(run, place)
         answer = self.ask(server)
         server.end(signal.SIGTERM)
@@ -88,12 +87,16 @@ class Trials:
             print(f"       differs: trial {number}: {other[:4]} {answer if answer != self.answer else ''}", flush=True)
         shutil.rmtree(place, ignore_errors=True)
 
-    def redone(self, kept: dict[str, tuple[int, int]], run: Path, number: int) -> None:
-        now = stamps(run)
-        again = [name for name, stamp in kept.items() if now.get(name) != stamp]
-        self.counts["server_redone"] += len(again)
-        if again:
-            print(f"       written again: trial {number}: {again[:4]}", flush=True)
+    def redone(self, kept: dict[str, Stamp], run: Path, number: int) -> dict[str, Stamp]:
+        """Count what was written again; returns what is there now."""
+        now = stamps(run, (*PARTS, "timings"))
+        again = written_again(self.log, kept, now)
+        self.counts["server_redone"] += len(again.tasks)
+        self.counts["server_rewritten_files"] += len(again.unfinished)
+        self.counts["server_rewritten_others"] += len(again.others)
+        if again.tasks or again.unfinished or again.others:
+            print(f"       written again: trial {number}: {again}", flush=True)
+        return now
 
 
 def main() -> int:
@@ -110,7 +113,8 @@ def main() -> int:
                 break
             trials.trial(number)
             print(f"{number:>6}  {dict(trials.counts)}", flush=True)
-    names = ("kills_of_server", "server_kills_after_publish", "server_differences", "server_redone")
+    names = ("kills_of_server", "server_kills_after_publish", "server_differences", "server_redone",
+             "server_rewritten_files", "server_rewritten_others")  # fmt: skip
     value = {n: float(trials.counts[n]) for n in names}
     if given.write:
         from hardening import record

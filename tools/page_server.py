@@ -15,14 +15,16 @@ EDGE = "guda-campaign"
 
 
 class PageServer:
-    """The page of a run on a free port of loopback. `tmp`: where it keeps uploads while it looks at them."""
+    """The page of a run on a free port of loopback. `tmp`: where it keeps uploads while it looks at them; `log`: where
+    its tasks are noted (tools/task_log.py)."""
 
-    def __init__(self, root: Path, tmp: Path, *options: str) -> None:
+    def __init__(self, root: Path, tmp: Path, *options: str, log: Path | None = None) -> None:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
+        program = ["-m", "guda"] if log is None else [str(Path(__file__).parent / "task_log.py"), str(log)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "guda", "serve", str(root), "--port", str(self.port), *options],
+            [sys.executable, *program, "serve", str(root), "--port", str(self.port), *options],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp)},

@@ -1,7 +1,8 @@
 """The diffusers folder layout: what loads, loads bitwise; what would load wrongly is refused with the fix."""
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,44 @@ def test_an_extra_weight_is_not_dropped_in_silence(saved: Path) -> None:
     edit_weights(saved / "unet", lambda state: state.update({"more": torch.zeros(2)}))
     with refused("weights-mismatch", match="'more' is on one side only"):
         Denoiser.from_pretrained(saved)
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What diffusers says of models while a test runs."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    places = [logging.getLogger(f"diffusers.{name}") for name in ("configuration_utils", "models.modeling_utils")]
+    for place in places:
+        place.addHandler(handler)
+    yield found
+    for place in places:
+        place.removeHandler(handler)
+
+
+@pytest.fixture
+def saved_unet(make_unet: Callable[..., Any], tmp_path: Path) -> Path:
+    Denoiser.from_module(make_unet(), make_scheduler("linear:100")).save_pretrained(tmp_path / "unet")
+    return tmp_path / "unet"
+
+
+def test_a_refused_model_is_one_line_without_warnings_of_diffusers(saved_unet: Path, said: list[str]) -> None:
+    edit_json(saved_unet / "unet" / "config.json", unheard_of=1)
+    edit_weights(saved_unet / "unet", lambda state: state.update({"more": torch.zeros(2)}))
+    with refused("weights-mismatch"):
+        Denoiser.from_pretrained(saved_unet)
+    edit_json(saved_unet / "unet" / "config.json", block_out_channels="x")
+    with refused("model-unloadable"):
+        Denoiser.from_pretrained(saved_unet)
+    assert said == []
+
+
+def test_a_model_that_loads_shows_what_diffusers_warns_of_once(saved_unet: Path, said: list[str]) -> None:
+    edit_json(saved_unet / "unet" / "config.json", unheard_of=1)
+    Denoiser.from_pretrained(saved_unet)
+    assert len(said) == 1
+    assert "unheard_of" in said[0]
 
 
 def test_weights_of_another_shape_are_refused(saved: Path) -> None:

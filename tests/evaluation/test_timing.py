@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -94,6 +96,18 @@ def test_tasks_record_seconds_and_evaluations(run: Run) -> None:
     assert all(s > 0 for s, _ in found)
     run.record_time("old", "task", 2.5)
     assert run.timings("old") == [(2.5, None)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, [], {"seconds": "2"}, {"seconds": -1}, {"seconds": True}, {"seconds": 1, "evals": None}, {"guda": "0.1"}],
+)
+def test_a_damaged_timing_is_named(run: Run, value: object) -> None:
+    run.record_time("odd", "task", 2.5)
+    (file,) = run.path("timings", "odd").iterdir()
+    file.write_text(json.dumps(value))
+    with refused("timing-damaged", match=re.escape(str(file))):
+        run.timings("odd")
 
 
 def test_a_run_is_charged_by_work_whoever_evaluated_the_full_model(run: Run) -> None:

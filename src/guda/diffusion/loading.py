@@ -6,9 +6,11 @@ Folders have the diffusers layout. Safetensors only, and only classes that a fam
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,12 +124,35 @@ def build_network(config: ModelConfig, shape: tuple[int, int, int]) -> tuple[Any
         ) from None
 
 
+@contextmanager
+def held_warnings(drop: bool = False) -> Iterator[None]:
+    """Warnings of diffusers about a model are shown when it is loaded; a refusal is one line without them."""
+    held: list[tuple[logging.Logger, logging.LogRecord]] = []
+    places = [logging.getLogger(f"diffusers.{name}") for name in ("configuration_utils", "models.modeling_utils")]
+    filters = [partial(_hold, held, place) for place in places]
+    for place, keep in zip(places, filters, strict=True):
+        place.addFilter(keep)
+    try:
+        yield
+    finally:
+        for place, keep in zip(places, filters, strict=True):
+            place.removeFilter(keep)
+    for place, record in () if drop else held:
+        place.handle(record)
+
+
+def _hold(held: list[tuple[logging.Logger, logging.LogRecord]], place: logging.Logger, record: Any) -> bool:
+    held.append((place, record))
+    return False
+
+
 def check_size(cls: Any, config: dict[str, Any], where: str) -> None:
     """Refuse a config whose network would not fit into memory, before its weights are allocated."""
     check_numbers(config, where)
     _check_depth(config, where)
     try:
-        needed = _weights(lambda: cls.from_config(config))
+        with held_warnings(drop=True):  # the same come again when the network is made
+            needed = _weights(lambda: cls.from_config(config))
     except Exception as e:  # diffusers raises many kinds for a config that makes no network
         raise GudaError("model-unloadable", f"{where} cannot be loaded: {first_line(e)}") from None
     check_memory(needed, f"the network in {where}", "use a machine with more memory")
@@ -303,17 +328,18 @@ def read_network(cls: Any, folder: Path) -> Any:
     check_part(folder)
     weight_files(folder)
     check_size(cls, read_model_config(folder / "config.json"), str(folder))
-    try:
-        module, info = cls.from_pretrained(
-            str(folder), use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
-        )
-    except Exception as e:  # diffusers raises many kinds for a damaged file; each means the same to a user
-        raise GudaError("model-unloadable", f"{folder} cannot be loaded: {first_line(e)}") from e
-    # diffusers fills a missing weight with random numbers and drops an unknown one, with a warning only
-    if odd := [*info["missing_keys"], *info["unexpected_keys"]]:
-        raise GudaError(
-            "weights-mismatch", f"{folder}: weights and config.json do not fit; {odd[0]!r} is on one side only"
-        )
+    with held_warnings():
+        try:
+            module, info = cls.from_pretrained(
+                str(folder), use_safetensors=True, low_cpu_mem_usage=False, output_loading_info=True
+            )
+        except Exception as e:  # diffusers raises many kinds for a damaged file; each means the same to a user
+            raise GudaError("model-unloadable", f"{folder} cannot be loaded: {first_line(e)}") from e
+        # diffusers fills a missing weight with random numbers and drops an unknown one, with a warning only
+        if odd := [*info["missing_keys"], *info["unexpected_keys"]]:
+            raise GudaError(
+                "weights-mismatch", f"{folder}: weights and config.json do not fit; {odd[0]!r} is on one side only"
+            )
     return module.float()
 
 

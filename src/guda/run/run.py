@@ -24,6 +24,7 @@ Opening a run with other inputs than it was made from is an error that prints bo
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -291,8 +292,7 @@ class Run:
 
     def timings(self, stage: str) -> list[tuple[float, float | None]]:
         """(worker seconds, network evaluations) of every task of a stage; None: not counted, as in older runs."""
-        found = [read_json(f) for f in sorted(self.path("timings", stage).glob("[!.]*.json"))]
-        return [(f["seconds"], f.get("evals")) for f in found]
+        return [_timing(file) for file in sorted(self.path("timings", stage).glob("[!.]*.json"))]
 
     def seconds(self, stage: str) -> float | None:
         """Total worker time of a stage; None where nothing was recorded."""
@@ -333,3 +333,11 @@ def writable(root: Path) -> None:
         raise GudaError("path-is-file", f"{probe} is a file; choose another folder")
     if not os.access(probe, os.W_OK):
         raise GudaError("path-not-writable", f"{probe} is not writable; choose another folder")
+
+
+def _timing(file: Path) -> tuple[float, float | None]:
+    value = read_json(file)
+    found = (value.get("seconds"), value.get("evals", 0.0)) if isinstance(value, dict) else (None,)
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < math.inf for n in found):
+        raise GudaError("timing-damaged", f"{file} is damaged; delete it, and its time is not counted")
+    return value["seconds"], value.get("evals")

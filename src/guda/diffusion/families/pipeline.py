@@ -31,7 +31,7 @@ import torch
 from guda.data.images import to_float, to_uint8
 from guda.data.text import quiet_loading
 from guda.diffusion.families.base import Family, Frozen
-from guda.diffusion.loading import check_size, network_class, read_network
+from guda.diffusion.loading import check_size, held_warnings, network_class, read_network
 from guda.diffusion.lora import add_lora
 from guda.errors import GudaError
 from guda.files import digest, digest_arrays, digest_file, read_header
@@ -460,12 +460,13 @@ def _read_part(library: str, name: str, folder: Path, **options: Any) -> Any:
     cls = getattr(import_module(library), name)
     if library == "diffusers":
         check_size(cls, read_model_config(folder / "config.json"), str(folder))
-    with _reading(folder):
-        model, info = cls.from_pretrained(str(folder), use_safetensors=True, output_loading_info=True, **options)
-    if missing := sorted(info["missing_keys"]):
-        raise GudaError(
-            "weights-missing", f"{folder}: its weights lack {missing[0]!r}; get the whole pipeline folder again"
-        )
+    with held_warnings():
+        with _reading(folder):
+            model, info = cls.from_pretrained(str(folder), use_safetensors=True, output_loading_info=True, **options)
+        if missing := sorted(info["missing_keys"]):
+            raise GudaError(
+                "weights-missing", f"{folder}: its weights lack {missing[0]!r}; get the whole pipeline folder again"
+            )
     if bad := [n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())]:
         raise GudaError(
             "weights-not-finite", f"{folder}: weight {bad[0]!r} holds NaN or infinity; the checkpoint is broken"
