@@ -178,10 +178,9 @@ def _small_groups(r: Results) -> list[str]:
         "## Small groups",
         "Sixty groups of 1.7 % of the images each; twelve of them are asked about. Two retrainings, same first group:",
         table(["data set", "score", "same first group", "chance"], rows),
-        f"With path divergence the answer on the digits is {verdict}. Of what one retraining changes on these pictures, "
-        f"{alike:.0%} is common to several retrainings, and {r.number('path', 'fonts', 'systematic'):.0%} on the fonts, "
-        f"against {wide:.0%} for the ten digits: the rest is noise of training, "
-        f"which no method can predict from one model. Sources: {r.link('path')}, {r.link('fonts')}.",
+        f"With path divergence the answer on the digits is {verdict}. Of what one retraining changes on these "
+        f"pictures, {alike:.0%} is common to several retrainings, and {r.number('path', 'fonts', 'systematic'):.0%} on "
+        f"the fonts, against {wide:.0%} for the ten digits: the rest is noise of training, which no method can predict from one model. Sources: {r.link('path')}, {r.link('fonts')}.",
     ]
 
 
