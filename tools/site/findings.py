@@ -180,7 +180,8 @@ def _small_groups(r: Results) -> list[str]:
         table(["data set", "score", "same first group", "chance"], rows),
         f"With path divergence the answer on the digits is {verdict}. Of what one retraining changes on these "
         f"pictures, {alike:.0%} is common to several retrainings, and {r.number('path', 'fonts', 'systematic'):.0%} on "
-        f"the fonts, against {wide:.0%} for the ten digits: the rest is noise of training, which no method can predict from one model. Sources: {r.link('path')}, {r.link('fonts')}.",
+        f"the fonts, against {wide:.0%} for the ten digits: the rest is noise of training, which no method can predict "
+        f"from one model. Sources: {r.link('path')}, {r.link('fonts')}.",
     ]
 
 
