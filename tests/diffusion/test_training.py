@@ -10,6 +10,7 @@ import torch
 
 from guda.config import TrainingConfig
 from guda.data.images import ImageData
+from guda.diffusion import training
 from guda.diffusion.denoiser import Denoiser, Latents
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.training import Trained, fresh, stream_key, to_batch, train
@@ -96,6 +97,22 @@ def test_every_step_has_a_dropout_seed_of_its_own(
     for seed in (0, 1):
         train(make_mlp(), images.images, images.groups, config(steps=10), seed=seed)
     assert len(set(seeds)) == len(seeds) == 20
+
+
+def test_a_checkpoint_that_another_driver_removes_is_looked_for_again(
+    make_mlp: Callable[..., Denoiser], images: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two drivers on one training: the newest checkpoint of a look may be gone when it is read."""
+    whole = train(make_mlp(), images.images, images.groups, config(), seed=0)
+    with pytest.raises(Killed):
+        train(make_mlp(), images.images, images.groups, config(), seed=0, checkpoint=tmp_path, tick=killed_at(17))
+    real, looks = training.newest, iter([tmp_path / "step-00000005"])
+    monkeypatch.setattr(training, "newest", lambda folder: next(looks, None) or real(folder))
+    monkeypatch.setattr(training, "PAUSE", 0.0)
+    assert same(train(make_mlp(), images.images, images.groups, config(), seed=0, checkpoint=tmp_path), whole)
+    monkeypatch.setattr(training, "newest", lambda folder: tmp_path / "step-00000005")  # never there
+    with refused("file-missing"):
+        train(make_mlp(), images.images, images.groups, config(), seed=0, checkpoint=tmp_path)
 
 
 def test_checkpoints_fall_where_the_loss_curve_can_resume_too(

@@ -127,8 +127,26 @@ class State:
         self.validation = rest.get("validation", [])
 
 
+ATTEMPTS, PAUSE = 20, 0.1  # looks for a checkpoint that does not vanish, seconds between them
+
+
 def newest(folder: Path) -> Path | None:
     return max(folder.glob("step-*"), default=None)
+
+
+def _resume(state: State, folder: Path, stepper: Stepper) -> None:
+    """From the newest checkpoint, if there is one. Another driver on the same training may remove it while it is read,
+    because it has a newer one or is done: then look again."""
+    for left in reversed(range(ATTEMPTS)):
+        path = newest(folder)
+        if (name := stepper.broadcast(None if path is None else path.name)) is None:
+            return
+        try:
+            return state.restore(folder / name)
+        except GudaError as e:
+            if e.code != "file-missing" or not left:
+                raise
+            time.sleep(PAUSE)
 
 
 def stream_key(seed: int, leave_out: str | None, coupled: bool) -> tuple[str | int, ...]:
@@ -300,9 +318,7 @@ def _run(
 ) -> None:  # fmt: skip
     """Every step, from the newest checkpoint on."""
     if checkpoint is not None:
-        path = newest(checkpoint)
-        if (name := stepper.broadcast(None if path is None else path.name)) is not None:
-            state.restore(checkpoint / name)
+        _resume(state, checkpoint, stepper)
     started, every = time.monotonic(), max(1, config.steps // 100)
     mean_loss = torch.zeros(())  # over the last `every` steps
     pieces = stepper.pieces(config.batch, config.accumulate)
