@@ -1,6 +1,6 @@
 """The size of the house: what a reader walks through, and how much memory `guda.attribute` takes.
 
-    python benchmarks/house.py --label after [--src FOLDER]
+    python benchmarks/house.py --label after [--src FOLDER] [--walk-only]
 
 Writes walk_functions, walk_files (of `guda score RUN --method retrack`; tools/walk.py), walk_fit_functions,
 walk_fit_files, src_lines, src_files and attribute_peak_mb to benchmarks/results/house.json, each with the suffix
@@ -61,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--label", choices=("before", "after"), default="after")
     parser.add_argument("--src", type=Path, default=ROOT / "src", help="the code to measure")
+    parser.add_argument("--walk-only", action="store_true", help="keep the figure of memory, which takes minutes")
     parser.add_argument("--attribute", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.attribute:
@@ -69,13 +70,18 @@ def main() -> None:
 
     src = given.src.resolve()
     figures = run(src, str(ROOT / "tools" / "walk.py"), "--src", str(src), "--json")
-    memory = run(src, __file__, "--attribute")
-    figures["attribute_peak_mb"] = round(memory["attribute_peak_mb"], 1)
-    kept = read_results(RESULTS).datasets["house"].figures if RESULTS.is_file() else {}
+    old = read_results(RESULTS).datasets["house"] if RESULTS.is_file() else None
+    kept, note = (old.figures, old.note) if old else ({}, "")
+    if not given.walk_only:
+        memory = run(src, __file__, "--attribute")
+        figures["attribute_peak_mb"] = round(memory["attribute_peak_mb"], 1)
+        note = (
+            f"attribute: a UNet2DModel of {memory['weights']:,.0f} random weights, 3x32x32 pictures, the default plan"
+        )
     now = {f"{name}.{given.label}": float(value) for name, value in figures.items()}
     entry = DatasetEntry(
         n_queries=PICTURES, seeds=[], ceiling=None, methods={}, figures=dict(sorted((kept | now).items())), n_groups=3,
-        note=f"attribute: a UNet2DModel of {memory['weights']:,.0f} random weights, 3x32x32 pictures, the default plan",
+        note=note,
     )  # fmt: skip
     write_results(RESULTS, "python benchmarks/house.py --label before|after --src FOLDER", {"house": entry})
     for name, value in now.items():

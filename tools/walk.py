@@ -84,6 +84,15 @@ def walks(src: Path) -> dict[str, dict[str, list[str]]]:
         return found
 
 
+def parts(files: dict[str, list[str]]) -> dict[str, int]:
+    """Functions by package (modules of guda itself by their own name), the most first."""
+    found: dict[str, int] = {}
+    for file, names in files.items():
+        part = file.split("/")[0]
+        found[part] = found.get(part, 0) + len(names)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 def counts(package: Path, found: dict[str, dict[str, list[str]]]) -> dict[str, int]:
     """The figures of benchmarks/results/house.json."""
     files = sorted(package.rglob("*.py"))
@@ -117,6 +126,7 @@ def main() -> None:
     for command, files in found.items():
         functions = sum(map(len, files.values()))
         print(f"guda {command} RUN --method retrack: {functions} functions in {len(files)} files")
+        print("  by part:", ", ".join(f"{part} {n}" for part, n in parts(files).items()))
         for file, names in files.items():
             print(f"  {file}: {', '.join(names)}")
         print()

@@ -89,9 +89,8 @@ REFUSED = {  # what a disk may say to a write -> code, what to do about it
 }
 
 
-def write_error(error: Exception, path: object) -> GudaError | None:
-    """The one line for a write that the disk refused; None for an error of another kind. What was finished before
-    stays and nothing is half-written, so the same command continues once the cause is gone."""
+def _error_number(error: Exception) -> int | None:
+    """What the system said, also where a library hides it in its text."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := re.search(r"\bcode: (\d+)", str(error))) is not None:
         number = int(found[1])  # safetensors: "I/O error: Os { code: 28, kind: StorageFull, ... }"
@@ -99,6 +98,18 @@ def write_error(error: Exception, path: object) -> GudaError | None:
         number = int(found[1] or found[2])  # the same of other versions; pyarrow
     if number is None and isinstance(error, OSError) and "requested and" in str(error):
         number = errno.ENOSPC  # numpy counts what was written and does not ask why
+    return number
+
+
+def vanished(error: Exception) -> bool:
+    """Whether a file or folder was removed while it was read or written."""
+    return _error_number(error) == errno.ENOENT or (isinstance(error, GudaError) and error.code == "file-missing")
+
+
+def write_error(error: Exception, path: object) -> GudaError | None:
+    """The one line for a write that the disk refused; None for an error of another kind. What was finished before
+    stays and nothing is half-written, so the same command continues once the cause is gone."""
+    number = _error_number(error)
     if number not in REFUSED:
         return None
     code, fix = REFUSED[number]
@@ -141,7 +152,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         tmp = temporary(path)
         try:
             tmp.mkdir()
-            yield tmp
+            made = os.open(tmp, os.O_RDONLY)  # held, so that its number is nobody else's
+            try:
+                yield tmp
+                if not os.path.samestat(os.fstat(made), tmp.stat()):  # removed, and made anew by the next file of it
+                    raise FileNotFoundError(errno.ENOENT, "was removed while it was written", str(tmp))
+            finally:
+                os.close(made)
             for file in tmp.rglob("*"):
                 if file.is_file():
                     _sync(file)
@@ -152,6 +169,15 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                     raise
         finally:
             shutil.rmtree(tmp, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """At once for everybody who looks, whatever they do there: nothing half-removed has its name, and nobody who still
+    writes into it can publish."""
+    gone = temporary(path)
+    with suppress(OSError):  # somebody else removed it
+        os.replace(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -198,7 +224,11 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
             header = dict(f.metadata() or {})
             header |= parsing.parse_json_object(header.pop(HEADER, "{}"))
             yield f, header
-    except (SafetensorError, OSError, ValueError) as e:
+    except (SafetensorError, OSError, ValueError, RuntimeError) as e:  # torch: RuntimeError
+        if not path.is_file():
+            raise GudaError("file-missing", f"{path} does not exist") from None
+        if isinstance(e, RuntimeError):
+            raise
         raise GudaError("file-damaged", f"{path} is damaged ({e}); delete it and run the command again") from None
 
 

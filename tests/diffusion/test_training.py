@@ -14,6 +14,7 @@ from guda.diffusion import training
 from guda.diffusion.denoiser import Denoiser, Latents
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.training import Trained, fresh, stream_key, to_batch, train
+from guda.files import remove_folder
 from refusals import refused
 
 
@@ -113,6 +114,28 @@ def test_a_checkpoint_that_another_driver_removes_is_looked_for_again(
     monkeypatch.setattr(training, "newest", lambda folder: tmp_path / "step-00000005")  # never there
     with refused("file-missing"):
         train(make_mlp(), images.images, images.groups, config(), seed=0, checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("moment", ["write_tensors", "write_json"])
+def test_a_driver_that_is_done_removes_the_checkpoint_that_another_is_writing(
+    make_mlp: Callable[..., Denoiser], images: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Before the first or the second file of it; the other goes on and ends in the same bits."""
+    whole, folder = train(make_mlp(), images.images, images.groups, config(), seed=0), tmp_path / "checkpoint"
+    real, removed = getattr(training, moment), []
+
+    def late(path: Path, value: Any) -> None:
+        if not removed:
+            removed.append(path)
+            remove_folder(folder)
+        real(path, value)
+
+    monkeypatch.setattr(training, moment, late)
+    assert same(train(make_mlp(), images.images, images.groups, config(), seed=0, checkpoint=folder), whole)
+    assert removed
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]  # nothing half-removed is left
+    for step in folder.iterdir():
+        assert sorted(p.name for p in step.iterdir()) == ["state.json", "state.safetensors"]
 
 
 def test_checkpoints_fall_where_the_loss_curve_can_resume_too(

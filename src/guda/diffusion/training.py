@@ -23,7 +23,6 @@ No news is not good news: a flat curve does not show that the model is any good.
 from __future__ import annotations
 
 import copy
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -47,7 +46,7 @@ from guda.diffusion.preview import Preview
 from guda.diffusion.stream import Batch, Stream
 from guda.diffusion.validation import Validation
 from guda.errors import GudaError
-from guda.files import atomic_folder, read_json, read_tensors, write_json, write_tensors
+from guda.files import atomic_folder, read_json, read_tensors, remove_folder, vanished, write_json, write_tensors
 
 
 @dataclass
@@ -81,7 +80,8 @@ class State:
         return cls(module, parameters, optimizer, schedule, ema, stream, scaler)
 
     def save(self, folder: Path, seconds: float) -> None:
-        """The newest replaces the older ones; one that is ahead belongs to another process on the same training."""
+        """The newest replaces the older ones; one that is ahead belongs to another process on the same training. If
+        that one is done, it removes all checkpoints, and none is needed any more."""
         frozen = {k for k, p in self.module.named_parameters() if not p.requires_grad}
         tensors = {f"model.{k}": v for k, v in self.module.state_dict().items() if k not in frozen}
         for i, moments in self.optimizer.state_dict()["state"].items():
@@ -94,12 +94,16 @@ class State:
         if self.scaler is not None:
             rest["scaler"] = self.scaler.state_dict()
         path = folder / f"step-{self.step:08d}"
-        with atomic_folder(path) as tmp:
-            write_tensors(tmp / "state.safetensors", tensors)
-            write_json(tmp / "state.json", rest)
+        try:
+            with atomic_folder(path) as tmp:
+                write_tensors(tmp / "state.safetensors", tensors)
+                write_json(tmp / "state.json", rest)
+        except Exception as e:
+            if not vanished(e):
+                raise
         for old in folder.glob("step-*"):
             if old.name < path.name:
-                shutil.rmtree(old, ignore_errors=True)
+                remove_folder(old)
 
     def restore(self, path: Path) -> None:
         tensors, _ = read_tensors(path / "state.safetensors")
@@ -144,7 +148,7 @@ def _resume(state: State, folder: Path, stepper: Stepper) -> None:
         try:
             return state.restore(folder / name)
         except GudaError as e:
-            if e.code != "file-missing" or not left:
+            if not vanished(e) or not left:
                 raise
             time.sleep(PAUSE)
 

@@ -36,7 +36,16 @@ from guda.diffusion.loading import OPTIONS, build_denoiser
 from guda.diffusion.lora import adapted
 from guda.diffusion.schedule import FlowSchedule, Schedule
 from guda.errors import GudaError, Mismatch
-from guda.files import TEMPORARY, atomic_folder, digest, read_json, read_tensors, write_json, write_tensors
+from guda.files import (
+    TEMPORARY,
+    atomic_folder,
+    digest,
+    read_json,
+    read_tensors,
+    remove_folder,
+    write_json,
+    write_tensors,
+)
 from guda.parts import FolderParts
 from guda.run.data import held_out_images, load_data, load_prompts, prompt_files
 from guda.run.run import Run
@@ -369,7 +378,5 @@ def _preview(run: Run, name: str, denoiser: Denoiser) -> Preview | None:
 
 def drop_checkpoints(folder: Path, earlier: float) -> float:
     """Delete the checkpoints of a published model; returns the seconds spent before an interruption."""
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
     return earlier
