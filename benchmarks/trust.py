@@ -107,16 +107,16 @@ def recipe(root: Path, name: str) -> Recipe:
     return Recipe.from_dict(value, name)
 
 
-def prepared(root: Path, name: str, engine: Engine, retrained: bool = True) -> Run:
-    """The run with everything trained and fitted; what is there is kept, whatever made it. Not `retrained`: without
-    LOGO, as far as `unaided` needs it."""
+def prepared(root: Path, name: str, engine: Engine, unaided: Sequence[str] | None = None) -> Run:
+    """The run with everything trained and fitted; what is there is kept, whatever made it. `unaided`: without
+    LOGO, only these methods."""
     folder = root / name
     run = Run.open(folder) if (folder / "run.json").is_file() else steps.init(folder, recipe(root, name))
     there = run.recipe.settings("logo")["seeds"]
     if list(there) != SEEDS[name]:
         steps.update_settings(run, "logo", {"seeds": SEEDS[name]})
-    if not retrained:
-        steps.fit(run, ["retrack", CHEAP], engine)
+    if unaided is not None:
+        steps.fit(run, unaided, engine)
         return run
     steps.fit(run, ["logo"] if name == "digits-random" else ["logo", *METHODS, CHEAP], engine)
     return run
@@ -322,12 +322,15 @@ def held_out(run: Run, folder: Path, engine: Engine) -> Figures:
     return figures
 
 
-def unaided(run: Run, name: str, root: Path, engine: Engine) -> Figures:
-    """What needs no retraining: scoring intervals and foreign pictures."""
+def unaided(run: Run, name: str, engine: Engine, covered: bool) -> Figures:
+    """What needs no retraining: foreign pictures and, if `covered`, scoring intervals."""
     queries = steps.sample(run, engine)
-    figures = foreign(run, queries, engine) | coverage(run, queries, engine)
-    if name == "fashion-mnist":
-        pictures = unseen(load_data(run), load_fashion(run.recipe.data.size), 20)
+    figures = {} if name == "digits-held" else foreign(run, queries, engine)
+    if covered and name != "digits-held":
+        figures |= coverage(run, queries, engine)
+    if name != "digits":
+        every = load_digits_data() if name == "digits-held" else load_fashion(run.recipe.data.size)
+        pictures = unseen(load_data(run), every, len(every.ids) if name == "digits-held" else 20)
         kept = steps.keep_queries(run, Queries(pictures.ids, pictures.images, None, "held-out"))
         with scoring(run, **ESTIMANDS["path-excess"]):
             origins = steps.score(run, kept, [CHEAP], engine)[CHEAP].origins
@@ -365,17 +368,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(SEEDS), default=list(SEEDS))
     parser.add_argument("--seeds", nargs="*", type=int, help="LOGO seeds to measure with; default: all of the data set")
     parser.add_argument("--unaided", action="store_true", help="only what needs no retraining; other figures are kept")
+    parser.add_argument("--foreign", action="store_true", help="only foreign pictures; other figures are kept")
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     SEEDS.update(dict.fromkeys(given.only, given.seeds) if given.seeds else {})
     engine = steps.local_engine(given.workers)
     for name in given.only:
-        run = prepared(given.runs, name, engine, not given.unaided)
-        entry = None if given.unaided else measure(run, name, given.runs, engine)
-        found = unaided(run, name, given.runs, engine) if given.unaided else {}
-        if entry is None:
+        if given.unaided or given.foreign:
+            run = prepared(given.runs, name, engine, [CHEAP] if given.foreign else ["retrack", CHEAP])
             before = read_results(FILE).datasets[name]
+            found = unaided(run, name, engine, covered=not given.foreign)
             entry = before.model_copy(update={"figures": before.figures | found})
+        else:
+            entry = measure(prepared(given.runs, name, engine), name, given.runs, engine)
         write_tables(keep_entry(FILE, COMMAND, name, entry, SEEDS))
         print(name, "done", flush=True)
 

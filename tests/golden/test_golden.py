@@ -26,6 +26,16 @@ def test_runs_end_in_the_recorded_files(tmp_path: Path) -> None:
     lines = [
         f"{name}/{line}" for name, run in old["runs"].items() for line in differences(run, new["runs"][name], exact)
     ]
+    lines = [line for line in lines if not of_a_library(line, old["machine"])]
     kind = "bytes" if exact else f"values (recorded on another machine: {old['machine']})"
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     assert not lines, "\n".join([f"{len(lines)} differ, comparing {kind}:", *lines[:SHOWN], *more])
+
+
+def of_a_library(line: str, recorded: dict[str, str]) -> bool:
+    """Whether a difference comes from another version of what makes the inputs: diffusers writes its version into
+    configs, and the weights of the text run's pipeline are random numbers that transformers and diffusers draw."""
+    other = {name for name, version in machine().items() if recorded[name] != version}
+    if "diffusers" in other and line.endswith("config.json: other texts"):
+        return True
+    return line.startswith("text/") and not other.isdisjoint({"diffusers", "transformers"})

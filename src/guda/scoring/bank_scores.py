@@ -23,7 +23,7 @@ from guda.parts import MemoryParts
 from guda.scoring.bands import Bands
 from guda.scoring.combine import combine, contributions, networks
 from guda.scoring.copies import crowding, find_copied, nearest
-from guda.scoring.origin import LEAST, ROUNDS, Copied, Described, Origin, make_origins, typical_p
+from guda.scoring.origin import LEAST, ROUNDS, Copied, Described, Origin, likelier, make_origins, some_images, typical_p
 from guda.scoring.pilot import measure_density
 from guda.scoring.plan import OutOfMemory, Plan, Settings, fastest, make_plan, typical_plan
 from guda.scoring.race import StopRule
@@ -151,7 +151,9 @@ def _origins(
                 scorer.evaluate(shard, [full], ROUNDS)
             return Described.of_terms(scorer.read(pictures, full, ROUNDS), pictures.images)
 
-        p = typical_p(describe(samples), describe(queries), samples.find(queries.images, queries.prompts))
+        asked = describe(queries)
+        for known in [samples] if data is None or model.conditional else [samples, some_images(data)]:
+            p = likelier(p, typical_p(describe(known), asked, known.find(queries.images, queries.prompts)))
     if data is not None:
         images = _flat(model, data.images)
         about = crowding(images)

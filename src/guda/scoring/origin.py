@@ -23,6 +23,10 @@ A picture of other content than the samples has a large one even where the model
 Curve, leverage, mean and covariance are computed from the samples and the picture together, so that the picture and a
 sample are treated alike. A fresh sample then has p <= alpha with a probability of at most alpha, exactly, whatever the
 distribution is (full conformal prediction). A picture that is one of the samples is compared with the others.
+
+A model's samples differ from what it learned from, so that a real picture of the same kind, which it never made, may be
+far out among them. Where the training images can be asked, the same p-value is computed against some of them, and the
+larger one counts: a foreign picture is unlike both. That can only lower the number of false alarms.
 """
 
 from __future__ import annotations
@@ -32,6 +36,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from guda.data.images import ImageData
+from guda.data.queries import Queries
+from guda.diffusion.noise import generator
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -144,6 +152,8 @@ def read_origins(columns: Mapping[str, Sequence[Any]], n_groups: int) -> tuple[O
 
 LEAST = 39  # samples; with fewer even the farthest picture has p > 1 / 40, and the covariance is not worth much
 
+IMAGES = 300  # training images that a picture is compared with, at most
+
 ROUNDS = 6  # of the draws that describe a picture (scoring/plan.py, `typical_plan`)
 
 DEGREE = 3  # of the curve along t inside a stratum
@@ -182,6 +192,17 @@ def coarse(images: np.ndarray) -> np.ndarray:
         shape = [-1 if a == axis else 1 for a in range(4)]
         found = np.add.reduceat(found, edges[:-1], axis=axis) / np.diff(edges).reshape(shape)
     return np.asarray(found.reshape(len(found), -1))
+
+
+def some_images(data: ImageData) -> Queries:
+    """Those that pictures are compared with."""
+    some = np.sort(generator("typical", data.digest).permutation(data.n)[:IMAGES])
+    return Queries(tuple(data.ids[i] for i in some), data.images[some], None, "training images")
+
+
+def likelier(p: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+    """The larger p-value of two references; None: one that cannot tell."""
+    return p if other is None else other if p is None else np.maximum(p, other)
 
 
 def typical_p(samples: Described, pictures: Described, place: np.ndarray) -> np.ndarray | None:
