@@ -110,7 +110,7 @@ def test_own_samples_are_rarely_foreign_and_hardly_ever_copies(scored: Run) -> N
     engine = Inline()
     scores = steps.score(scored, own, ["similarity-pixel"], engine)["similarity-pixel"]
     p = [o.typical_p for o in scores.origins or ()]
-    places = sorted(float(v or 0) * 60 for v in p)  # each its own place among the 60, or a better one among the images
+    places = sorted(float(v or 0) * 60 for v in p)  # each its own place among the 60, or a better one that it shares
     assert all(place >= n - 1e-9 for n, place in enumerate(places, 1))
     assert not [name for name in engine.ran if name.startswith(("sample", "full model", "nearest"))]  # all was there
 

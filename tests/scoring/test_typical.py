@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
 from guda.scoring.origin import CELLS, LEAST, Described, _spanned, coarse, typical_p
 
@@ -18,6 +20,11 @@ def make(n: int, rng: np.random.Generator, shift: float = 0.0) -> Described:
     common = rng.standard_t(4, (n, 1, 1)) * 0.3 + shift
     logs = common - 0.02 * t + 1e-4 * t**2 + 0.2 * rng.standard_normal(t.shape)
     return Described(np.exp(logs), t, rng.normal(100, 20, (n, 12)) @ MIX)
+
+
+def near(some: Described, rng: np.random.Generator, times: float = 1.0) -> Described:
+    """The same pictures, so far from their nearest training images."""
+    return replace(some, nearest=times * np.exp(rng.normal(size=len(some)) * 0.2))
 
 
 def outside(n: int) -> np.ndarray:
@@ -37,16 +44,47 @@ def test_p_is_the_share_of_samples_as_far_out() -> None:
         assert found[0] == expected
 
 
-def test_fresh_samples_raise_no_more_false_alarms_than_said() -> None:
+@pytest.mark.parametrize("images", [False, True])
+def test_fresh_samples_raise_no_more_false_alarms_than_said(images: bool) -> None:
     rng = np.random.default_rng(1)
     p = []
     for _ in range(60):
-        found = typical_p(make(60, rng), make(20, rng), outside(20))
+        samples, fresh = make(60, rng), make(20, rng)
+        if images:
+            samples, fresh = near(samples, rng), near(fresh, rng)
+        found = typical_p(samples, fresh, outside(20))
         assert found is not None
         p.extend(found)
     rates = [float(np.mean(np.array(p) <= alpha)) for alpha in (0.05, 0.2, 0.5)]
     # 1,200 pictures, those of one set of samples correlated: about three standard errors
     assert np.allclose(rates, [0.05, 0.2, 0.5], atol=[0.03, 0.06, 0.08])
+
+
+def test_far_from_every_training_image_is_unusual_and_near_one_is_not() -> None:
+    rng = np.random.default_rng(11)
+    samples = near(make(200, rng), rng)
+    fresh = make(40, rng)
+    far, alike, close = (typical_p(samples, near(fresh, rng, times), outside(40)) for times in (9.0, 1.0, 0.1))
+    assert far is not None
+    assert alike is not None
+    assert close is not None
+    assert (far < 0.05).mean() > 0.8  # unless all else is very usual: then u v is that of a less distant one
+    assert (close >= alike - 1e-12).mean() > 0.9
+    assert (close < 0.05).mean() <= 0.05
+    assert (far <= alike + 1e-12).all()
+
+
+def test_with_training_images_it_is_the_rank_of_a_product_of_ranks() -> None:
+    """By hand, for terms of one stratum: u and v are shares of the 51 pictures."""
+    rng = np.random.default_rng(12)
+    logs, distance = rng.standard_normal(51), rng.random(51)
+    t = np.ones((51, 1, 1), int)
+    every = Described(np.exp(logs)[:, None, None], t, None, distance)
+    found = typical_p(every.of(np.arange(50)), every.of(np.array([50])), outside(1))
+    out = np.abs(logs - logs.mean())
+    product = [(out >= a - 1e-12).mean() * (distance >= d).mean() for a, d in zip(out, distance, strict=True)]
+    assert found is not None
+    assert found[0] == np.mean(np.array(product) <= product[50] + 1e-12)
 
 
 def test_too_large_and_too_small_errors_are_both_found() -> None:
@@ -60,7 +98,7 @@ def test_too_large_and_too_small_errors_are_both_found() -> None:
 
 def test_one_picture_has_the_same_p_alone_in_a_batch_and_in_any_order() -> None:
     rng = np.random.default_rng(3)
-    samples, pictures = make(80, rng), make(9, rng)
+    samples, pictures = near(make(80, rng), rng), near(make(9, rng), rng)
     whole = typical_p(samples, pictures, outside(9))
     assert whole is not None
     for q in range(9):

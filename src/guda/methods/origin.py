@@ -1,10 +1,10 @@
 """Where the pictures of a set come from, asked of the run's full model and of its training images.
 
 Two questions (scoring/origin.py, scoring/copies.py), for every method alike: would this model make it, and does it
-nearly repeat a training image? The first compares the full model's errors with those on the run's own samples and, of
-an unconditional model, on some training images, by a plan of its own (stratified, few draws), so that the answer is
-the same whatever a recipe scores by; where the recipe has that plan, these errors are there anyway, but for the
-images'. The second needs no network but a latent model's encoder.
+nearly repeat a training image? The first compares the full model's errors, what a picture looks like and how far its
+nearest training image is with those of the run's own samples, by a plan of its own (stratified, few draws), so that the
+answer is the same whatever a recipe scores by; where the recipe has that plan, these errors are there anyway. The
+second needs no network but a latent model's encoder.
 
     RUN/terms/<plan>/<shard>/<full model>/r000.parquet      errors, as of any scoring
     RUN/artifacts/nearest-<images>/training.safetensors     how close training images are to each other
@@ -36,7 +36,7 @@ from guda.run.samples import average_name, query_count
 from guda.run.sketch import Sketch
 from guda.run.task import Task, pending, tick
 from guda.scoring.copies import Crowding, Nearest, crowding, find_copied, nearest
-from guda.scoring.origin import LEAST, ROUNDS, Described, Origin, likelier, make_origins, some_images, typical_p
+from guda.scoring.origin import LEAST, ROUNDS, Described, Origin, make_origins, typical_p
 from guda.scoring.plan import Plan, typical_plan
 from guda.scoring.scorer import shard_names
 
@@ -72,15 +72,6 @@ def own_samples(run: Run) -> Queries | None:
         return None
     found = load_queries(run, name)
     return found if found.n >= LEAST else None
-
-
-def known_images(run: Run) -> Queries | None:
-    """Training images that pictures are compared with too; not of a model that would have to be told what they show."""
-    planned = isinstance(run, Sketch)
-    if run.recipe.prompts is not None or (not planned and own_samples(run) is None):
-        return None
-    model = run.model if isinstance(run, Sketch) else load_model(run, "base")
-    return None if model.conditional else some_images(load_data(run))
 
 
 def why_unknown(run: Run) -> str:
@@ -124,9 +115,7 @@ def term_tasks(run: Run, queries: Queries) -> list[Task]:
 
 
 def evaluate_full(run: Run, queries: str, shard: int) -> None:
-    images = some_images(load_data(run))
-    asked = images if queries == images.name else load_queries(run, queries)
-    part = asked.shards(run.recipe.scoring.shard)[shard]
+    part = load_queries(run, queries).shards(run.recipe.scoring.shard)[shard]
     run_scorer(run, estimand="elbo", plan=_plan(run)).evaluate(part, [FULL], ROUNDS, tick)
 
 
@@ -151,8 +140,7 @@ def origin_tasks(run: Run, queries: Queries | None) -> list[Task]:
     samples = own_samples(run)
     sets = list({s.digest: s for s in (queries, samples) if s is not None}.values())
     tasks = [t for s in sets for t in (([] if samples is None else term_tasks(run, s)) + copy_tasks(run, s))]
-    images = known_images(run)
-    return pending(run, tasks + ([] if images is None else term_tasks(run, images)))
+    return pending(run, tasks)
 
 
 def _folder(run: Run) -> str:
@@ -226,16 +214,13 @@ def origins(run: Run, queries: Queries) -> tuple[Origin, ...] | None:
 
 
 def _typical(run: Run, queries: Queries, samples: Queries) -> np.ndarray | None:
-    asked, p = _described(run, queries), None
-    for known in (samples, known_images(run)):
-        if known is not None:
-            p = likelier(p, typical_p(_described(run, known), asked, known.find(queries.images, queries.prompts)))
-    return p
+    places = samples.find(queries.images, queries.prompts)
+    return typical_p(_described(run, samples), _described(run, queries), places)
 
 
 def _described(run: Run, queries: Queries) -> Described:
     terms = run_scorer(run, estimand="elbo", plan=_plan(run)).read(queries, FULL, ROUNDS)
-    return Described.of_terms(terms, queries.images)
+    return Described.of_terms(terms, queries.images, _read_nearest(run, queries).distance)
 
 
 def _read_nearest(run: Run, queries: Queries) -> Nearest:

@@ -22,8 +22,8 @@ from guda.files import digest
 from guda.parts import MemoryParts
 from guda.scoring.bands import Bands
 from guda.scoring.combine import combine, contributions, networks
-from guda.scoring.copies import crowding, find_copied, nearest
-from guda.scoring.origin import LEAST, ROUNDS, Copied, Described, Origin, likelier, make_origins, some_images, typical_p
+from guda.scoring.copies import Nearest, crowding, find_copied, nearest
+from guda.scoring.origin import LEAST, ROUNDS, Copied, Described, Origin, make_origins, typical_p
 from guda.scoring.pilot import measure_density
 from guda.scoring.plan import OutOfMemory, Plan, Settings, fastest, make_plan, typical_plan
 from guda.scoring.race import StopRule
@@ -141,25 +141,26 @@ def _origins(
     if config.foreign == "skip" or (samples is None and data is None):
         return None
     p, copied = None, list[Copied | None]([None] * queries.n)
-    if samples is not None:
-        plan, full = typical_plan(model.schedule, config.seed), Member(None)
-        models = BankModels(model, Bank({}))
-        scorer = Scorer(plan, settings, model.schedule, models, MemoryParts(), config.shard)
-
-        def describe(pictures: Queries) -> Described:
-            for shard in pictures.shards(config.shard):
-                scorer.evaluate(shard, [full], ROUNDS)
-            return Described.of_terms(scorer.read(pictures, full, ROUNDS), pictures.images)
-
-        asked = describe(queries)
-        for known in [samples] if data is None or model.conditional else [samples, some_images(data)]:
-            p = likelier(p, typical_p(describe(known), asked, known.find(queries.images, queries.prompts)))
+    found, own = None, None
     if data is not None:
         images = _flat(model, data.images)
         about = crowding(images)
         own = None if samples is None else nearest(_flat(model, samples.images), images, None, about)
         found = nearest(_flat(model, queries.images), images, None, about)
         copied = find_copied(found, own, about, data, tuple(bank))
+    if samples is not None:
+        plan, full = typical_plan(model.schedule, config.seed), Member(None)
+        models = BankModels(model, Bank({}))
+        scorer = Scorer(plan, settings, model.schedule, models, MemoryParts(), config.shard)
+
+        def describe(pictures: Queries, near: Nearest | None) -> Described:
+            for shard in pictures.shards(config.shard):
+                scorer.evaluate(shard, [full], ROUNDS)
+            distance = None if near is None else near.distance
+            return Described.of_terms(scorer.read(pictures, full, ROUNDS), pictures.images, distance)
+
+        places = samples.find(queries.images, queries.prompts)
+        p = typical_p(describe(samples, own), describe(queries, found), places)
     return make_origins(None if p is None else p.tolist(), copied, config.foreign == "accept")
 
 

@@ -18,15 +18,17 @@ all pictures, as the logarithm of h / (1 - h):
 
 A picture of other content than the samples has a large one even where the model predicts its noise well.
 
+Where the training images are known, how far the nearest of them is counts as much: u is the share of pictures whose
+distance from the mean is at least as large, v the share of those that are at least as far from their nearest image, and
+the picture is as far out as u v is small. Near ones are not unusual, so that real pictures of the images' kind, which
+the model never made, are seldom refused for being real.
+
     p = (1 + how many samples are at least as far out) / (1 + how many samples)
 
-Curve, leverage, mean and covariance are computed from the samples and the picture together, so that the picture and a
-sample are treated alike. A fresh sample then has p <= alpha with a probability of at most alpha, exactly, whatever the
-distribution is (full conformal prediction). A picture that is one of the samples is compared with the others.
-
-A model's samples differ from what it learned from, so that a real picture of the same kind, which it never made, may be
-far out among them. Where the training images can be asked, the same p-value is computed against some of them, and the
-larger one counts: a foreign picture is unlike both. That can only lower the number of false alarms.
+Curve, leverage, mean, covariance, u and v are computed from the samples and the picture together, so that the picture
+and a sample are treated alike. A fresh sample then has p <= alpha with a probability of at most alpha, exactly,
+whatever the distribution is (full conformal prediction). A picture that is one of the samples is compared with the
+others.
 """
 
 from __future__ import annotations
@@ -36,10 +38,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from guda.data.images import ImageData
-from guda.data.queries import Queries
-from guda.diffusion.noise import generator
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,8 +150,6 @@ def read_origins(columns: Mapping[str, Sequence[Any]], n_groups: int) -> tuple[O
 
 LEAST = 39  # samples; with fewer even the farthest picture has p > 1 / 40, and the covariance is not worth much
 
-IMAGES = 300  # training images that a picture is compared with, at most
-
 ROUNDS = 6  # of the draws that describe a picture (scoring/plan.py, `typical_plan`)
 
 DEGREE = 3  # of the curve along t inside a stratum
@@ -166,22 +162,24 @@ CELLS = 16  # along each side of a picture
 @dataclass(frozen=True, eq=False)
 class Described:
     """Full-model KL terms (positive) and their timesteps, both [pictures, R, S]; what the pictures look like [pictures,
-    cells], or None: they are compared by their terms alone."""
+    cells], and how far the nearest training image is [pictures], or None: they are compared by the others alone."""
 
     kl: np.ndarray
     t: np.ndarray
     cells: np.ndarray | None = None
+    nearest: np.ndarray | None = None
 
     @classmethod
-    def of_terms(cls, terms: Terms, images: np.ndarray) -> Described:
+    def of_terms(cls, terms: Terms, images: np.ndarray, nearest: np.ndarray | None = None) -> Described:
         """`images`: the pictures, uint8 [n, C, H, W]."""
-        return cls(terms.kl.transpose(1, 0, 2), terms.t.transpose(1, 0, 2), coarse(images))
+        return cls(terms.kl.transpose(1, 0, 2), terms.t.transpose(1, 0, 2), coarse(images), nearest)
 
     def __len__(self) -> int:
         return len(self.kl)
 
     def of(self, chosen: np.ndarray) -> Described:
-        return Described(self.kl[chosen], self.t[chosen], None if self.cells is None else self.cells[chosen])
+        rest = (None if values is None else values[chosen] for values in (self.cells, self.nearest))
+        return Described(self.kl[chosen], self.t[chosen], *rest)
 
 
 def coarse(images: np.ndarray) -> np.ndarray:
@@ -194,17 +192,6 @@ def coarse(images: np.ndarray) -> np.ndarray:
     return np.asarray(found.reshape(len(found), -1))
 
 
-def some_images(data: ImageData) -> Queries:
-    """Those that pictures are compared with."""
-    some = np.sort(generator("typical", data.digest).permutation(data.n)[:IMAGES])
-    return Queries(tuple(data.ids[i] for i in some), data.images[some], None, "training images")
-
-
-def likelier(p: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
-    """The larger p-value of two references; None: one that cannot tell."""
-    return p if other is None else other if p is None else np.maximum(p, other)
-
-
 def typical_p(samples: Described, pictures: Described, place: np.ndarray) -> np.ndarray | None:
     """float64 [Q]; `place` [Q]: which of the samples a picture is, or -1. None: too few samples to tell."""
     if len(samples) < LEAST:
@@ -214,18 +201,19 @@ def typical_p(samples: Described, pictures: Described, place: np.ndarray) -> np.
     inside: np.ndarray | None = None  # all samples against each other: what every picture that is a sample needs
     for q, at in enumerate(place):
         if at >= 0:
-            inside = _distances(*known) if inside is None else inside
+            inside = _far_out(*known) if inside is None else inside
             found[q] = _share(inside, int(at))
         else:
             both = [np.concatenate([a, b[q : q + 1]]) for a, b in zip(known, asked, strict=True)]
-            found[q] = _share(_distances(*both), len(samples))
+            found[q] = _share(_far_out(*both), len(samples))
     return found
 
 
-def _columns(some: Described, of: Described) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logarithms of the terms, the curves along t that are taken off them, and the cells."""
-    cells = np.empty((len(some), 0)) if some.cells is None else some.cells
-    return _logs(some.kl), _curves(some.t, of.t), cells
+def _columns(some: Described, of: Described) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Logarithms of the terms, the curves along t that are taken off them, cells and distances; [n, 0]: unknown."""
+    none = np.empty((len(some), 0))
+    cells, near = none if some.cells is None else some.cells, none if some.nearest is None else some.nearest[:, None]
+    return _logs(some.kl), _curves(some.t, of.t), cells, near
 
 
 def _logs(kl: np.ndarray) -> np.ndarray:
@@ -237,6 +225,17 @@ def _curves(t: np.ndarray, of: np.ndarray) -> np.ndarray:
     lo, hi = of.min(axis=(0, 1)), of.max(axis=(0, 1))
     u = (2 * t - lo - hi) / np.maximum(hi - lo, 1)
     return np.stack([u**k for k in range(DEGREE + 1)], axis=-1)
+
+
+def _far_out(values: np.ndarray, curves: np.ndarray, cells: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """[n], larger for more unusual pictures."""
+    found = _distances(values, curves, cells)
+    return -np.log(_shares(found) * _shares(near[:, 0])) if near.shape[1] else found
+
+
+def _shares(values: np.ndarray) -> np.ndarray:
+    """Of all values that are at least as large as each, equal but for rounding; positive values."""
+    return np.asarray(1 - np.searchsorted(np.sort(values), values * (1 - 1e-9), side="left") / len(values))
 
 
 def _distances(values: np.ndarray, curves: np.ndarray, cells: np.ndarray) -> np.ndarray:

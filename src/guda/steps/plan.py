@@ -29,7 +29,7 @@ from guda.engine.processes import default_workers
 from guda.errors import GudaError, choices
 from guda.files import read_json
 from guda.methods.base import get_method
-from guda.methods.origin import comes_free, draws_samples, known_images, origins_asked, own_samples, term_tasks
+from guda.methods.origin import comes_free, draws_samples, origins_asked, own_samples, term_tasks
 from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
 from guda.run.models import architecture
@@ -130,22 +130,19 @@ def _origin_stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> li
     """The full model on the queries and on the run's own samples, where scoring does not leave that anyway."""
     if not origins_asked(sketch) or not (sketch.excess or draws_samples(sketch) or own_samples(sketch)):
         return []
-    images = known_images(sketch)
-    left = [] if images is None else pending(sketch, term_tasks(sketch, images))
-    compared = [Stage("full model on the training images compared with", left)] if left else []
     if comes_free(sketch, [get_method(sketch, name) for name in methods]):
-        return compared
+        return []
     queries = _drawn(sketch, n_queries)
     what = f"check where {n_queries} queries come from"
     rows = [Stage(what, term_tasks(sketch, ONE), n_queries)]
     if queries is not None and sketch.of is not None:
         rows = [Stage(what, pending(sketch.of, term_tasks(sketch.of, queries)))]
     if sketch.of is None:  # the queries are the samples
-        return [*rows, *compared]
+        return rows
     own = own_samples(sketch.of)
     left = pending(sketch, term_tasks(sketch, ONE if own is None else own))
     times = _samples(sketch, n_queries) if own is None else 1
-    return [*rows, *([Stage("full model on the samples compared with", left, times)] if left else []), *compared]
+    return [*rows, *([Stage("full model on the samples compared with", left, times)] if left else [])]
 
 
 def _drawn(sketch: Sketch, n_queries: int) -> Queries | None:
