@@ -396,7 +396,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the counts to benchmarks/results/hardening.json")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # file systems are unmounted on the way out
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come here, not to a container's init
+    if given.engine == "local":  # a worker of Ray ends when its parent is process 1, and not if it is another
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come here, not to a container's init
     with tempfile.TemporaryDirectory(prefix="guda-kill-", dir=in_memory()) as name:
         campaign = Campaign(Path(name), given.seed, given.engine)
         warm()

@@ -271,9 +271,9 @@ def listening(pids: set[int]) -> dict[str, set[str]]:
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
-@pytest.mark.slow
-def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path, launch: Programs) -> None:
-    from test_engine_kill import alive, children
+def training(tmp_path: Path, launch: Programs) -> tuple[Run, subprocess.Popen[str], dict[int, str]]:
+    """A driver with a cluster of its own in the middle of a training, and the processes below it."""
+    from test_engine_kill import children
 
     recipe = tinyrun.tiny(tinyrun.digits_folder(), training={"steps": 100_000, "checkpoint_every": 100_000})
     run = steps.init(tmp_path / "run", recipe)
@@ -282,7 +282,14 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path, launch: Programs)
     process = launch(command, env={k: v for k, v in os.environ.items() if k not in inherited})
     wait_for(lambda: list(run.path("progress").glob("[!.]*.json")) or process.poll() is not None, "a heartbeat")
     assert process.poll() is None
-    family = {pid: name(pid) for pid in children(process.pid)}
+    return run, process, {pid: name(pid) for pid in children(process.pid)}
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path, launch: Programs) -> None:
+    from test_engine_kill import alive
+
+    run, process, family = training(tmp_path, launch)
     worker = {pid for pid, what in family.items() if what.startswith("ray::guda")}
     assert worker
     found = listening({process.pid, *alive(set(family))})
@@ -293,6 +300,18 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path, launch: Programs)
     wait_for(lambda: not alive(worker), "the end of the worker")
     wait_for(lambda: not alive(set(family)), "the end of Ray's own helpers, which notice later that they are alone")
     assert steps.status(Run.open(run.root))["running"] == []
+
+
+@pytest.mark.slow
+def test_a_driver_whose_only_node_died_does_not_wait_for_ever(tmp_path: Path, launch: Programs) -> None:
+    from test_engine_kill import alive
+
+    _, process, family = training(tmp_path, launch)
+    (node,) = (pid for pid, what in family.items() if "raylet/raylet" in what)
+    os.kill(node, signal.SIGKILL)
+    wait_for(lambda: process.poll() is not None, "the end of the driver")
+    assert process.returncode == 2
+    wait_for(lambda: not alive(set(family)), "the end of what it started")
 
 
 def name(pid: int) -> str:

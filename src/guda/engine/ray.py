@@ -153,6 +153,12 @@ class RayWorkers:
         now = time.monotonic()
         if now - self._asked > REFRESH:
             self._slots, self._asked = self._fitting(self._ray), now
+            if self._slots == 0 and self.options.where == LOCAL:  # no other node will come: Ray would wait for ever
+                raise GudaError(
+                    "ray-node-lost",
+                    "the Ray node of this machine has died (out of memory? look into /tmp/ray/session_latest); "
+                    "nothing finished is lost: run the same command again",
+                )
         most = self._slots + max(1, self._slots // 4)
         return max(1, most if self.options.workers is None else min(most, self.options.workers))
 
