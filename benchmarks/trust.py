@@ -7,6 +7,10 @@ digits        the demo's recipe with four LOGO seeds: coverage, foreign pictures
 digits-held   150 images of every digit are trained on, the others are held-out real pictures of known groups
 digits-random the digits' recipe, three LOGO seeds, but the ten groups are drawn at random: nothing can be attributed
 fashion-mnist its recipe with three LOGO seeds: as digits, and 20 held-out real pictures of every group
+fashion-small the same data and a small network (benchmarks/recipes), because retrainings of it are cheap: answers,
+              predictions of a left-out retraining and held-out pictures
+emoji         the run of emoji.py, which must be there: 20 objects that it has not seen, drawn in every style, under a
+              prompt that names the object and no style; by path excess
 
 Every data set is measured by itself, its entry is saved as soon as it is done, and finished work in its run folder
 (FOLDER/<data set>) is kept; a run with fewer LOGO seeds gets the missing ones (`--seeds`: only these). The
@@ -38,6 +42,7 @@ trained.skill, trained.unlike    is the model trained enough: its skill on noise
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,12 +76,20 @@ from trust_table import FILE, write_tables
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/trust.py"
-SEEDS = {"digits": [1, 2, 3, 4], "digits-held": [1, 2], "digits-random": [1, 2, 3], "fashion-mnist": [1, 2, 3]}
+SEEDS = {
+    "digits": [1, 2, 3, 4],
+    "digits-held": [1, 2],
+    "digits-random": [1, 2, 3],
+    "fashion-mnist": [1, 2, 3],
+    "fashion-small": [1, 2, 3],
+    "emoji": [1, 2, 3],
+}
 ESTIMANDS: dict[str, dict[str, Any]] = {
     "elbo": {"estimand": "elbo", "excess": False, "plan": "importance", "strata": 12, "rounds": 3},
     "path-excess": {"estimand": "path", "excess": True, "plan": "stratified", "strata": 6, "rounds": 6},  # the recipe's
 }
 METHODS = ("retrack", "shift", "posterior", "hybrid")
+OF_TEXT = ("anchors-weighted", "continuation", "blend")
 CHEAP = "similarity-pixel"  # evaluates no network: the foreign check is the same for every method
 PICTURES, ROUNDS = 40, 48
 EACH = 50  # foreign pictures of a kind
@@ -99,6 +112,10 @@ def share(hits: np.ndarray) -> Figure:
 def recipe(root: Path, name: str) -> Recipe:
     if name == "digits-random":
         value = random_groups(root, name, 10).model_dump(mode="json")
+    elif name == "fashion-small":
+        value = Recipe.read(ROOT / "benchmarks" / "recipes" / f"{name}.yaml").model_dump(mode="json")
+    elif name == "emoji":
+        raise SystemExit(f"{root / name} is missing: python benchmarks/emoji.py --runs {root} makes it")
     else:
         value = builtin_recipe(name.removesuffix("-held")).model_dump(mode="json") | {"name": name}
     if name == "digits-held":
@@ -118,7 +135,11 @@ def prepared(root: Path, name: str, engine: Engine, unaided: Sequence[str] | Non
     if unaided is not None:
         steps.fit(run, unaided, engine)
         return run
-    steps.fit(run, ["logo"] if name == "digits-random" else ["logo", *METHODS, CHEAP], engine)
+    methods = {"digits-random": (), "emoji": OF_TEXT}.get(name, (*METHODS, CHEAP))
+    for method in methods:
+        if method not in run.recipe.methods:
+            steps.update_settings(run, method, {})
+    steps.fit(run, ["logo", *methods], engine)
     return run
 
 
@@ -304,19 +325,42 @@ def held_out_folder(run: Run, folder: Path, every: ImageData, each: int) -> Path
     return folder
 
 
-def held_out(run: Run, folder: Path, engine: Engine) -> Figures:
+def held_out_emoji(run: Run, folder: Path, each: int) -> Path:
+    """The same objects in every style, with prompts that name no style."""
+    from guda_sources.emoji import load_emoji
+
+    known, every = load_data(run), load_emoji(run.recipe.data.size)
+    assert known.contents is not None
+    assert every.contents is not None
+    new = sorted(set(every.contents) - set(known.contents))
+    chosen = {new[i] for i in generator("held-out objects").permutation(len(new))[:each]}
+    prompts = []
+    for group in known.groups.names:
+        (folder / group).mkdir(parents=True, exist_ok=True)
+        for i in every.groups.members(every.groups.index(group)):
+            if (content := every.contents[i]) in chosen:
+                file = f"{group}/{content.replace(' ', '-')}.png"
+                Image.fromarray(every.images[i].transpose(1, 2, 0)).save(folder / file)
+                prompts.append(json.dumps({"file_name": file, "prompt": f"An artwork of {content}"}))
+    (folder / "prompts.jsonl").write_text("\n".join(prompts) + "\n")
+    return folder
+
+
+def held_out(
+    run: Run, folder: Path, engine: Engine, methods: Sequence[str] = METHODS, kinds: Sequence[str] = tuple(ESTIMANDS)
+) -> Figures:
     figures: Figures = {}
-    for kind, settings in ESTIMANDS.items():
-        with scoring(run, **settings):
-            steps.calibrate(run, engine, METHODS, CALIBRATION)
-            found = steps.sanity(run, folder, engine, list(METHODS))
+    for kind in kinds:
+        with scoring(run, **ESTIMANDS[kind]):
+            steps.calibrate(run, engine, methods, CALIBRATION)
+            found = steps.sanity(run, folder, engine, list(methods))
             for m, row in found.methods.items():
                 for name, right in (("sanity", row.first), ("sanity_claims", row.stands_out)):
                     if right.n:
                         hits = np.arange(right.n) < right.right
                         put(figures, f"{name}.{kind}.{m}", share(hits))
                 figures[f"sanity_claimed.{kind}.{m}"] = row.stands_out.n / row.first.n
-            scores = steps.score(run, found.queries, [METHODS[0]], engine)[METHODS[0]]
+            scores = steps.score(run, found.queries, [methods[0]], engine)[methods[0]]
             if scores.origins is not None:
                 put(figures, "foreign_real", share(np.array([o.foreign for o in scores.origins])))
     return figures
@@ -346,6 +390,13 @@ def measure(run: Run, name: str, root: Path, engine: Engine) -> DatasetEntry:
     elif name == "digits-held":
         every = load_digits_data()
         figures = held_out(run, held_out_folder(run, root / "digits-held-out", every, len(every.ids)), engine)
+    elif name == "emoji":
+        folder = held_out_emoji(run, root / "emoji-held-out", 20)
+        figures = held_out(run, folder, engine, OF_TEXT, ["path-excess"])
+    elif name == "fashion-small":
+        every = load_fashion(run.recipe.data.size)
+        figures = answers(run, queries, engine)
+        figures |= held_out(run, held_out_folder(run, root / "fashion-small-held-out", every, 20), engine)
     else:
         figures = foreign(run, queries, engine) | answers(run, queries, engine) | coverage(run, queries, engine)
         if name == "fashion-mnist":
