@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/path.py [--runs FOLDER] [--only digits ...]     resumes
 
-Data sets: digits (LOGO with four seeds), fashion-mnist, emoji, cifar10-small, fonts (a dozen of sixty families, by the
-small network of recipes/fonts-small.yaml), and digits-60: the digits cut into sixty groups of about 30 images, of which
-a dozen is asked about. Each as in its recipe but for the plan: `stratified`, so that both estimands are read from the
+Data sets: digits (LOGO with four seeds), fashion-mnist, fashion-small (the same data, the small network of
+recipes/fashion-small.yaml), emoji, cifar10-small, fonts (a dozen of sixty families, by the small network of
+recipes/fonts-small.yaml), and digits-60: the digits cut into sixty groups of about 30 images, of which a dozen is asked
+about. Each as in its recipe but for the plan: `stratified`, so that both estimands are read from the
 same evaluations and neither has a pilot of its own. A data set whose retrainings are not there yet is trained (hours);
 finished work is kept.
 
@@ -66,6 +67,7 @@ UNCONDITIONAL = ("retrack", "shift", "posterior", "hybrid", "similarity-pixel", 
 METHODS = {
     "digits": UNCONDITIONAL,
     "fashion-mnist": UNCONDITIONAL,
+    "fashion-small": UNCONDITIONAL,
     "cifar10-small": UNCONDITIONAL,
     "digits-60": ("retrack", "shift", "posterior", "similarity-pixel", "dtrak"),
     "fonts": ("retrack", "shift", "posterior", "similarity-pixel", "dtrak"),
@@ -77,7 +79,8 @@ PIECES, ASKED_OF = 6, ("0", "1", "2", "3", "4", "5")  # groups of a digit; of th
 
 RECIPES = {"fonts": "fonts-small"}  # other than that of the data set's own name
 
-SEEDS = {"digits": [1, 2, 3, 4], "fashion-mnist": [1, 2, 3]}  # the cross oracle's ceiling needs four; trust.py three
+# the cross oracle's ceiling needs four; trust.py three
+SEEDS = {"digits": [1, 2, 3, 4], "fashion-mnist": [1, 2, 3], "fashion-small": [1, 2, 3]}
 
 Figures = dict[str, float]
 
@@ -243,7 +246,7 @@ def held_out(run: Run, name: str) -> tuple[str, list[str]] | None:
         known = load_queries(run, held)
         keep = [i for i, family in zip(known.ids, families, strict=True) if family in DOZEN]
         return _kept(run, known.subset(keep), "held-out-dozen")[0], [i.rsplit(" ", 2)[0] for i in keep]
-    if name == "fashion-mnist":
+    if name in ("fashion-mnist", "fashion-small"):
         from guda.data.fashion import load_fashion
 
         every = load_fashion(run.recipe.data.size)
