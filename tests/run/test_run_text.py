@@ -182,6 +182,12 @@ def test_the_pretrained_start_is_a_reference_row(tmp_path: Path) -> None:
     steps.evaluate(run, SET)
 
 
+def test_what_fine_tuning_taught_is_a_path_divergence_where_that_is_asked_for(tmp_path: Path) -> None:
+    run = copy_text(tmp_path / "run")
+    steps.change_scoring(run, estimand="path", plan="stratified")
+    assert (steps.score(run, SET, ["pretrained"], Inline())["pretrained"].score > 0).all()
+
+
 def test_other_prompts_are_refused(tmp_path: Path) -> None:
     run = copy_text(tmp_path / "run")
     path = run.path("prompts", "prompts.json")

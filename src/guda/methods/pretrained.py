@@ -1,6 +1,7 @@
 """pretrained: how much fine-tuning as a whole improved the model's explanation of a picture.
 
-    score = ELBO(full) - ELBO(pretrained start), nats, positive = the fine-tuned model explains the picture better
+    score = ELBO(full) - ELBO(pretrained start), nats, positive = the fine-tuned model explains the picture better;
+            under `estimand: path` the divergence of the two, never negative
 
 One row per picture, not one per group, so it does not compete with the methods: it says how much there is to attribute.
 A group's score may exceed it, since groups stand in for one another.
@@ -34,7 +35,7 @@ class Pretrained(ElboMethod):
         return (ALL,)
 
     def sets(self) -> list[Set]:
-        return [(ModelRef("base"), {ALL: ModelRef("start")})] if self.fitted() else []
+        return [(ModelRef("base"), {ALL: ModelRef("start", against="base")})] if self.fitted() else []
 
     def fit(self) -> list[Task]:
         if not self.fitted():

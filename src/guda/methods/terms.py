@@ -35,8 +35,8 @@ class ModelRef:
     base: str  # name of a full model, see run/models.py
     counterfactual: str | None = None  # file, relative to the run
     member: int | None = None  # which group, where one file is the rule of all (unlearning/rule.py)
-    against: str | None = None  # what it is compared with, if not its base: a full model (retrainings), or the file of
-    # a control (continuations), which is compared with itself
+    against: str | None = None  # what it is compared with, if not its base: a full model (retrainings, the pretrained
+    # start), or the file of a control (continuations), which is compared with itself
 
     @property
     def key(self) -> str:
@@ -54,7 +54,7 @@ class ModelRef:
     @property
     def reference(self) -> ModelRef | None:
         """The full model, or the control, that a counterfactual is compared with."""
-        if self.counterfactual is None or self.against == self.counterfactual:
+        if self.against == self.counterfactual:  # a full model (both None), or a control
             return None
         if self._control is not None:
             return control_ref(self.base, self._control)
