@@ -1,8 +1,18 @@
-"""Which density describes a model of natural images? No retraining is asked: benchmarks/results/natural.json.
+"""Natural images: which method tells them apart, and which density describes a model of them?
 
-    OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/natural.py [--runs FOLDER]     resumes
+    OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/natural.py [--runs FOLDER] [--only cifar10]     resumes
 
-cifar10-small (six classes of CIFAR-10 at 16x16), its full model only. `posterior` believes that the model's prediction
+cifar10 (recipes/cifar10.yaml): eight classes of true CIFAR-10 at 16x16, fine-tuned from a start that has seen the other
+two, LOGO with three seeds. Everything that path.py measures (of_ceiling.E.M, known_group.E.M, function_cos.M, ...), and
+
+fit_ratio.M       evaluation units of one retraining over those of fitting M for one group
+fit_seconds.M     seconds of the fit, per group; logo: of one retraining, without its start
+classifier.test   accuracy of a small convolutional classifier on the test split, which it has not seen
+classifier.KIND   its mean largest probability: on test pictures (real), on the model's samples (samples) and on the
+                  start's (start); confident.KIND: the share of pictures where it is above one half
+and the figures below; a sheet of samples beside training images goes to benchmarks/results/natural.png.
+
+cifar10-small (six classes at 16x16, its full model alone) and cifar10. `posterior` believes that the model's prediction
 moves as the optimal denoiser of a density does; so the density's own posterior mean m should be near what the model
 predicts. Compared on images of the test split, twelve of each class, at ten noise levels:
 
@@ -10,13 +20,14 @@ r2.D.LEVEL        1 - |m - x0_hat|^2 / |x_t / a - x0_hat|^2 for density D (gauss
                   what the model changes in x_t that the density explains; LEVEL: the SNR
 r2.D              its mean over the levels
 known_group.D     posterior with D, by path divergence: 20 held-out images of each class, the share whose own class is
-                  first; Clopper and Pearson's intervals .lo, .hi
+                  first; Clopper and Pearson's intervals .lo, .hi (cifar10-small)
 half.LEVEL        patches: pixels of the fitted window on each side of its centre
 """
 
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,19 +38,25 @@ from guda.data.cifar10 import load_cifar10
 from guda.diffusion.noise import generator
 from guda.evaluation.intervals import clopper_pearson
 from guda.evaluation.results import DatasetEntry, keep_entry
+from guda.methods.base import get_method
+from guda.methods.terms import load_queries
 from guda.run.data import load_data
 from guda.run.models import load_model
 from guda.run.recipe import builtin_recipe
 from guda.run.run import Run
+from guda.steps.evaluate import method_cost
 from guda.unlearning.density import GaussianDensity, ImageDensity
 from guda.unlearning.patches import PatchDensity, halves_at, posterior_mean
 from guda.unlearning.rule import RuleConfig, fit_rule
-from path import _kept, unseen
+from path import METHODS, VARIANTS, _kept, prepared, unseen
+from path import measure as measure_path
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/natural.py"
 LEVELS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # SNR
 EACH, DENSITIES = 12, ("gaussians", "images", "patches")
+DATASETS = ("cifar10", "cifar10-small")
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def described(run: Run) -> dict[str, float]:
@@ -94,20 +111,129 @@ def known_groups(run: Run, engine: steps.Engine) -> dict[str, float]:
     return figures
 
 
+class Classifier(torch.nn.Module):
+    """Three convolutions; enough to tell whether samples show anything."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        sizes = (3, 48, 96, 128)
+        self.body = torch.nn.Sequential(*[
+            layer
+            for i, o in pairwise(sizes)
+            for layer in (torch.nn.Conv2d(i, o, 3, padding=1), torch.nn.BatchNorm2d(o), torch.nn.ReLU(),
+                          torch.nn.MaxPool2d(2))
+        ])  # fmt: skip
+        self.head = torch.nn.Linear(sizes[-1] * 4, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(x).flatten(1))
+        return out
+
+
+def train_classifier(x: torch.Tensor, y: torch.Tensor, classes: int, epochs: int = 8, batch: int = 128) -> Classifier:
+    torch.manual_seed(0)
+    found = Classifier(classes)
+    steps_ = epochs * (len(x) // batch)
+    optimizer = torch.optim.AdamW(found.parameters(), 2e-3, weight_decay=1e-2)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps_)
+    for step in range(steps_):
+        chosen = torch.from_numpy(generator("classifier", step).integers(0, len(x), batch))
+        images = x[chosen].flip(-1) if step % 2 else x[chosen]
+        loss = torch.nn.functional.cross_entropy(found(images), y[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rate.step()
+    return found.eval()
+
+
+def recognisable(run: Run, queries: str, start: Run, engine: steps.Engine) -> dict[str, float]:
+    """Would a classifier of real pictures know what the samples show?"""
+    size, names = run.recipe.data.size, load_data(run).groups.names
+
+    def images_of(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+        every = load_cifar10(size=size, split=split)
+        labels = np.array([names.index(n) if n in names else -1 for n in every.groups.names])[every.groups.labels]
+        return as_floats(every.images[labels >= 0]), torch.from_numpy(labels[labels >= 0])
+
+    def as_floats(images: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(images.astype(np.float32) / 127.5 - 1)
+
+    model = train_classifier(*images_of("train"), len(names))
+    test, truth = images_of("test")
+    kinds = {
+        "real": test,
+        "samples": as_floats(load_queries(run, queries).images),
+        "start": as_floats(load_queries(start, steps.sample(start, engine)).images),
+    }
+    figures: dict[str, float] = {}
+    with torch.no_grad():
+        figures["classifier.test"] = float((model(test).argmax(dim=1) == truth).float().mean())
+        for kind, x in kinds.items():
+            largest = model(x).softmax(dim=1).amax(dim=1)
+            figures |= {f"classifier.{kind}": float(largest.mean()),
+                        f"confident.{kind}": float((largest > 0.5).float().mean())}  # fmt: skip
+    return figures
+
+
+def sheet(run: Run, queries: str, path: Path, columns: int = 16, rows: int = 4) -> None:
+    """The first samples, and below them training images, two rows of every group's first."""
+    from PIL import Image
+
+    data = load_data(run)
+    samples = load_queries(run, queries).images[: columns * rows]
+    real = np.concatenate([data.images[data.groups.members(k)[: columns // 2]] for k in range(len(data.groups))])
+    blank = np.full((columns, *samples.shape[1:]), 255, np.uint8)
+    every = np.concatenate([samples, blank, real])
+    side = samples.shape[-1]
+    tiles = every.reshape(-1, columns, 3, side, side).transpose(0, 3, 1, 4, 2).reshape(-1, columns * side, 3)
+    Image.fromarray(tiles).resize((tiles.shape[1] * 3, tiles.shape[0] * 3), Image.Resampling.NEAREST).save(path)
+
+
+def cifar10(root: Path, engine: steps.Engine) -> DatasetEntry:
+    run = prepared(root, "cifar10", engine)
+    start, queries = Run.open(root / "cifar10-start"), steps.sample(run, engine)
+    sheet(run, queries, RESULTS / "natural.png")
+    entry = measure_path(run, "cifar10", engine)
+    figures = entry.figures | recognisable(run, queries, start, engine) | described(run)
+    retraining, groups = get_method(run, "logo"), len(load_data(run).groups)
+    asked = {m: (m, run) for m in METHODS["cifar10"]} | {
+        label: (m, steps.override(run, methods=[m], settings=settings))
+        for label, (m, settings) in VARIANTS["cifar10"].items()
+    }
+    for label, (m, where) in asked.items():
+        found = get_method(where, m)
+        if (evals := found.fit_evals()) > 0:
+            figures[f"fit_ratio.{label}"] = retraining.fit_evals() / evals
+        if label in METHODS["cifar10"] and (seconds := method_cost(run, queries, found).fit_seconds) is not None:
+            figures[f"fit_seconds.{label}"] = seconds / groups
+    if (seconds := method_cost(run, queries, retraining).fit_seconds) is not None:
+        figures["fit_seconds.logo"] = seconds / groups / len(run.recipe.settings("logo")["seeds"])
+    return entry.model_copy(update={"figures": figures})
+
+
+def cifar10_small(root: Path, engine: steps.Engine) -> DatasetEntry:
+    folder = root / "cifar10-small"
+    run = Run.open(folder) if (folder / "run.json").is_file() else steps.init(folder, builtin_recipe("cifar10-small"))
+    steps.train(run, engine)
+    return DatasetEntry(
+        n_queries=120, n_groups=6, seeds=[], ceiling=None, methods={},
+        figures=described(run) | known_groups(run, engine),
+        note="the full model alone: which density describes it, and which finds the class of held-out pictures",
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "path")
+    parser.add_argument("--only", nargs="*", choices=DATASETS, default=DATASETS)
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
-    folder, engine = given.runs / "cifar10-small", steps.local_engine(given.workers)
-    run = Run.open(folder) if (folder / "run.json").is_file() else steps.init(folder, builtin_recipe("cifar10-small"))
-    steps.train(run, engine)
-    figures = described(run) | known_groups(run, engine)
-    entry = DatasetEntry(
-        n_queries=120, n_groups=6, seeds=[], ceiling=None, methods={}, figures=figures,
-        note="the full model alone: which density describes it, and which finds the class of held-out pictures",
-    )  # fmt: skip
-    keep_entry(ROOT / "benchmarks" / "results" / "natural.json", COMMAND, "cifar10-small", entry)
+    engine = steps.local_engine(given.workers)
+    for name in given.only:
+        entry = (cifar10 if name == "cifar10" else cifar10_small)(given.runs, engine)
+        keep_entry(RESULTS / "natural.json", COMMAND, name, entry, DATASETS)
+        print(name, "done", flush=True)
 
 
 if __name__ == "__main__":

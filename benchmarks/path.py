@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/path.py [--runs FOLDER] [--only digits ...]     resumes
 
 Data sets: digits (LOGO with four seeds), fashion-mnist, fashion-small (the same data, the small network of
-recipes/fashion-small.yaml), emoji, cifar10-small, fonts (a dozen of sixty families, by the small network of
+recipes/fashion-small.yaml), emoji, cifar10-small, cifar10 (eight classes, fine-tuned from a start that has seen none of
+them: recipes/cifar10.yaml; natural.py measures more of it), fonts (a dozen of sixty families, by the small network of
 recipes/fonts-small.yaml), and digits-60: the digits cut into sixty groups of about 30 images, of which a dozen is asked
 about. Each as in its recipe but for the plan: `stratified`, so that both estimands are read from the
 same evaluations and neither has a pilot of its own. A data set whose retrainings are not there yet is trained (hours);
@@ -69,6 +70,7 @@ METHODS = {
     "fashion-mnist": UNCONDITIONAL,
     "fashion-small": UNCONDITIONAL,
     "cifar10-small": UNCONDITIONAL,
+    "cifar10": (*UNCONDITIONAL, "continuation", "short", "trak", "das", "similarity-efficientnet"),
     "digits-60": ("retrack", "shift", "posterior", "similarity-pixel", "dtrak"),
     "fonts": ("retrack", "shift", "posterior", "similarity-pixel", "dtrak"),
     "emoji": ("anchors-weighted", "similarity-pixel", "similarity-efficientnet-style", "dtrak"),
@@ -77,7 +79,17 @@ PLANS = ((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (12, 1), (12, 2), (12, 3))  # s
 HELD, EACH, PICTURES, FEW = "held-out", 20, 32, 16
 PIECES, ASKED_OF = 6, ("0", "1", "2", "3", "4", "5")  # groups of a digit; of these digits two each are asked about
 
+# methods with settings that are not the recipe's, by the name that they have in the table; the last by path alone
+VARIANTS: dict[str, dict[str, tuple[str, list[str]]]] = {
+    "cifar10": {
+        "shift-gaussians": ("shift", ["density=gaussians", "components=1", "shrink=0.6"]),
+        "posterior-patches": ("posterior", ["density=patches"]),
+    }
+}
+PATH_ONLY = ("posterior-patches",)  # slow, and of no network where only its path is asked
+
 RECIPES = {"fonts": "fonts-small"}  # other than that of the data set's own name
+STARTS = {"emoji": "emoji-start", "cifar10": "cifar10-start"}  # what the full and LOGO models are fine-tuned from
 
 # the cross oracle's ceiling needs four; trust.py three
 SEEDS = {"digits": [1, 2, 3, 4], "fashion-mnist": [1, 2, 3], "fashion-small": [1, 2, 3]}
@@ -141,13 +153,15 @@ def prepared(root: Path, name: str, engine: Engine) -> Run:
         recipe = builtin_recipe(name) if name in ("digits", "fashion-mnist", "cifar10-small") else None
         recipe = small_groups(root) if name == "digits-60" else recipe
         recipe = recipe or Recipe.read(ROOT / "benchmarks" / "recipes" / f"{own}.yaml")
-        if name == "emoji":
-            start = steps.init(root / "emoji-start", Recipe.read(ROOT / "benchmarks" / "recipes" / "emoji-start.yaml"))
-            steps.prompts_build(start)
+        if name in STARTS:
+            first = Recipe.read(ROOT / "benchmarks" / "recipes" / f"{STARTS[name]}.yaml")
+            start = steps.init(root / STARTS[name], first, keep_edits=True)
+            if first.prompts is not None:
+                steps.prompts_build(start)
             steps.train(start, engine)
             value = recipe.model_dump(mode="json")
-            value["model"]["start"] = str(root / "emoji-start" / "models" / "full-s0")
-            recipe = Recipe.from_dict(value, "emoji benchmark")
+            value["model"]["start"] = str(root / STARTS[name] / "models" / "full-s0")
+            recipe = Recipe.from_dict(value, f"{name} benchmark")
         if name in SEEDS:
             recipe.methods["logo"]["seeds"] = SEEDS[name]
         run = steps.init(folder, recipe)
@@ -180,6 +194,18 @@ def tables(run: Run, queries: str, methods: list[str], engine: Engine) -> dict[s
     if "logo" in methods:
         for seed in run_oracle(run).seed_sets():
             found[f"logo-s{seed}"] = Scores.read(steps.scores_path(run, queries, f"logo-s{seed}"))
+    return found
+
+
+def variant_tables(run: Run, name: str, queries: str, engine: Engine) -> dict[str, Scores]:
+    """Of the methods with other settings, by the run's present estimand."""
+    found = {}
+    for label, (method, settings) in VARIANTS.get(name, {}).items():
+        if label in PATH_ONLY and run.recipe.scoring.estimand != "path":
+            continue
+        asked = steps.override(run, methods=[method], settings=settings)
+        steps.fit(asked, [method], engine)
+        found[label] = steps.score(asked, queries, [method], engine)[method]
     return found
 
 
@@ -250,7 +276,7 @@ def held_out(run: Run, name: str) -> tuple[str, list[str]] | None:
         from guda.data.fashion import load_fashion
 
         every = load_fashion(run.recipe.data.size)
-    elif name == "cifar10-small":
+    elif name in ("cifar10-small", "cifar10"):
         from guda.data.cifar10 import load_cifar10
 
         every = load_cifar10(size=run.recipe.data.size, split="test")
@@ -278,12 +304,13 @@ def _kept(run: Run, queries: Queries, name: str) -> tuple[str, list[str]]:
     return name, [i.rpartition(" ")[0] for i in load_queries(run, name).ids]
 
 
-def known_groups(run: Run, held: str, groups: list[str], methods: list[str], engine: Engine) -> Figures:
+def known_groups(run: Run, name: str, held: str, groups: list[str], methods: list[str], engine: Engine) -> Figures:
     figures: Figures = {}
     for kind, (estimand, excess) in ESTIMANDS.items():
         with scoring(run, estimand=estimand, excess=excess):
-            for method, scores in steps.score(run, held, methods, engine).items():
-                if excess and not get_method(run, method).counterfactuals:
+            found = steps.score(run, held, methods, engine) | variant_tables(run, name, held, engine)
+            for method, scores in found.items():
+                if excess and method in methods and not get_method(run, method).counterfactuals:
                     continue
                 truth = np.array([scores.groups.index(g) for g in groups])
                 hits = scores.rank.argmin(axis=1) == truth
@@ -303,10 +330,12 @@ def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
             estimand, excess = ESTIMANDS[kind]
             with scoring(run, estimand=estimand, excess=excess):
                 found[kind] = tables(run, queries, ["logo", *methods], engine)
+                variants = variant_tables(run, name, queries, engine)
             gold = np.stack([found[kind][s].score for s in seeds])
             null = stripped_null(gold)
             assert null is not None
-            comparison = compare(gold, {m: found[kind][m].score for m in methods})
+            rows = {m: found[kind][m] for m in methods} | variants
+            comparison = compare(gold, {m: scores.score for m, scores in rows.items()})
             agreement(figures, kind, comparison)
             put(figures, f"reliability_null.{kind}", null)
             told = attributable(found[kind]["logo"].groups, gold)
@@ -319,6 +348,11 @@ def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
             operators = [m for m in methods if get_method(run, m).counterfactuals and m != "hybrid"]
             function = steps.evaluate_function(run, queries, operators, engine, PICTURES)
             few = steps.evaluate_function(run, queries, operators, engine, FEW)
+            for label, (method, settings) in VARIANTS.get(name, {}).items():
+                asked = steps.override(run, methods=[method], settings=settings)
+                row = steps.evaluate_function(asked, queries, [method], engine, PICTURES).rows[0]
+                put(figures, f"function_cos.{label}.own", row.own[method])
+                put(figures, f"function_cos.{label}.other", row.other[method])
         groups = len(found["elbo"]["logo"].groups)
         for m in ("logo", *operators):
             own, other = function.rows[0].own[m], function.rows[0].other[m]
@@ -333,7 +367,7 @@ def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
             figures[f"top1_width.{m}"] = narrow.hi - narrow.lo
         figures |= cost(run, queries, operators[0], engine)
         if (held := held_out(run, name)) is not None:
-            figures |= known_groups(run, *held, methods, engine)
+            figures |= known_groups(run, name, *held, methods, engine)
     comparison, oracle = entry
     return dataset_entry(
         comparison, [int(s.rpartition("s")[2]) for s in seeds], oracle.estimand, figures=figures, unit=oracle.unit,
@@ -387,7 +421,7 @@ def markdown(datasets: dict[str, DatasetEntry]) -> str:
             "|---|" + "---|" * len(ESTIMANDS),
         ]
     for name, entry in known.items():
-        for m in METHODS[name]:
+        for m in (*METHODS[name], *VARIANTS.get(name, {})):
             lines.append(
                 f"| {name}, {m} | " + " | ".join(cell(entry.figures, f"known_group.{k}.{m}") for k in ESTIMANDS) + " |"
             )

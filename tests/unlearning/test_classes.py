@@ -129,6 +129,11 @@ def test_within_a_class_the_posterior_is_over_that_class(name: str, model: Denoi
     assert unlearn_group(model, split, "a", name, config).apply(model).digest() != model.digest()
 
 
+def test_patches_within_a_class_are_refused(model: Denoiser, split: ImageData) -> None:
+    with refused("patches-class-model"):
+        make_operator("shift", model, split, "a", settings("shift", density="patches"), prompts=class_numbers(split, 4))
+
+
 @pytest.mark.parametrize("density", ["images", "gaussians"])
 def test_a_rule_within_a_class_is_the_rule_of_that_class(density: str, model: Denoiser, split: ImageData) -> None:
     """Brute force: an unconditional rule of the class's images alone; told the null label, nothing moves."""

@@ -9,6 +9,7 @@ from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler
 from guda.unlearning.operators.shift import Shift, ShiftConfig
+from guda.unlearning.rule import Rule, RuleConfig, RuledDenoiser, fit_rule, make_density
 from guda.unlearning.unlearn import OPERATORS, Batch
 
 
@@ -92,3 +93,24 @@ def test_with_flips_both_posteriors_hold_mirror_images(parts) -> None:
         with torch.no_grad():
             expected = model.eps(h.x_t[i : i + 1], t[i : i + 1])[0].double() + change
         torch.testing.assert_close(rule.target(h)[i].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("density", ["gaussians", "patches", "images"])
+def test_the_target_is_the_training_free_rule_of_the_same_density(parts, density) -> None:
+    model, data = parts
+    shift = Shift(model, data, "1", ShiftConfig.model_validate({"density": density, "components": 1, "window": (0, 1)}))
+    config = RuleConfig.model_validate({"density": density, "components": 1})
+    rule = Rule(make_density(model, data, config, fit_rule(model, data, config)), (0.0, 1.0))
+    h = half(model, data, torch.tensor([5, 12, 30, 60]))
+    ruled = RuledDenoiser(model, rule, [data.groups.index("1")])
+    with torch.no_grad():
+        torch.testing.assert_close(shift.target(h), ruled.eps(h.x_t, h.t), rtol=1e-3, atol=1e-4)
+        assert (shift.target(h) - model.eps(h.x_t, h.t)).norm() > 1e-2
+
+
+def test_settings_without_a_density_are_named_as_before() -> None:
+    plain = ShiftConfig.model_validate({}).model_dump(mode="json")
+    assert not {"density", "components", "shrink", "floor"} & set(plain)
+    told = ShiftConfig.model_validate({"density": "gaussians", "shrink": 0.6}).model_dump(mode="json")
+    assert (told["density"], told["shrink"]) == ("gaussians", 0.6)
+    assert ShiftConfig.model_validate(told) == ShiftConfig.model_validate({"density": "gaussians", "shrink": 0.6})

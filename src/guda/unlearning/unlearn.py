@@ -37,6 +37,9 @@ from guda.unlearning.student import BATCHES, Patience, Student, split
 class UnlearnConfig(Config):
     """Settings that every operator has."""
 
+    # Left out of the settings that artifacts are named after while they have these values: older artifacts lack them.
+    unused: ClassVar[dict[str, Any]] = {"seeds": (), "checkpointing": False, "optimizer": "adamw"}
+
     steps: int = Field(100, gt=0, description="Optimiser steps per group.")
     lr: float = Field(1e-3, gt=0, description="Peak learning rate (AdamW).")
     decay: bool = Field(False, description="Decay the learning rate to zero along a cosine.")
@@ -84,8 +87,7 @@ class UnlearnConfig(Config):
 
     @model_serializer(mode="wrap")
     def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not used: artifacts are named after the settings, and older ones do not have these."""
-        unused = {"seeds": (), "checkpointing": False, "optimizer": "adamw"}
+        unused = self.unused
         return {key: value for key, value in dump(self).items() if key not in unused or value not in (unused[key], [])}
 
     @model_validator(mode="after")

@@ -2,15 +2,16 @@
 
     target = eps_full(x_t) + (a/s) (m_full(x_t) - m_-k(x_t))          t in the window, else eps_full(x_t)
 
-m_full and m_-k are exact posterior means over all images and over the retain set, from one distance matrix
-(density.py). Replacing the prediction by the retain posterior mean (ReTrack) throws away what the network generalises;
-the shift keeps it. Forget and retain samples are treated alike (on most retain samples the shift is about 0), so
-forgetting and preservation are one loss (ours, not in the paper).
+m_full and m_-k are posterior means of a density of all images and of the retain set (density.py, patches.py). By
+default of the images themselves, exact and from one distance matrix; a few Gaussians per group, or patches, may come
+nearer to what a network does that generalises. Replacing the prediction by the retain posterior mean (ReTrack) throws
+that away; the shift keeps it. Forget and retain samples are treated alike (on most retain samples the shift is about
+0), so forgetting and preservation are one loss (ours, not in the paper).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,15 +20,29 @@ from pydantic import Field
 from guda.data.classes import Classes
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.unlearning.density import ImageDensity
-from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator, window_range
+from guda.errors import GudaError
+from guda.unlearning.density import GaussianDensity, GaussianRemoval, ImageDensity, Removal, fit_gaussians
+from guda.unlearning.patches import PatchDensity, fit_windows, halves_at
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, UnlearnConfig, operator, window_range
 
 
 class ShiftConfig(FlipsConfig):
+    unused: ClassVar[dict[str, Any]] = UnlearnConfig.unused | {
+        "density": "images", "components": 2, "shrink": 0.3, "floor": 1e-3,
+    }  # fmt: skip
+
+    density: Literal["images", "gaussians", "patches"] = Field(
+        "images", description="What the data are taken for: the images themselves, a few Gaussians per group, patches."
+    )
+    components: int = Field(2, gt=0, description="Gaussians per group (density: gaussians).")
+    shrink: float = Field(0.3, ge=0, le=1, description="Share of the pooled covariance in each Gaussian's own.")
+    floor: float = Field(1e-3, gt=0, description="Added to every variance of a Gaussian; images are in [-1, 1].")
     window: tuple[float, float] = Field(
         (0.1, 1.0), description="Timesteps where the prediction is shifted, as fractions of T: [from, to)."
     )
-    bandwidth: float = Field(0.0, ge=0, description="Width of the kernel around each image; 0: the images themselves.")
+    bandwidth: float = Field(
+        0.0, ge=0, description="Width of the kernel around each image or patch; 0: the images themselves."
+    )
     cap: float | None = Field(None, gt=0, description="Bound on the norm of the shift in eps; null: none.")
 
 
@@ -43,20 +58,38 @@ class Shift(Operator):
     ) -> None:
         super().__init__(teacher, data, group, config)
         self.times = window_range(config.window, teacher.schedule.T)
-        self.by_class: dict[str, ImageDensity] = {}  # of a class-conditional model: of the classes the group is part of
+        self.by_class: dict[str, Removal] = {}  # of a class-conditional model: of the classes the group is part of
         if classes is not None:
             for c in classes.of_group(data.groups, group):
                 self.by_class[c] = self._density(np.flatnonzero(classes.numbers == int(c)))
             return
         self.density = self._density(np.arange(data.n))
 
-    def _density(self, images: np.ndarray) -> ImageDensity:
-        """Of these images, as two atoms: the group's and the others."""
-        groups = self.data.groups
-        inside = torch.from_numpy(groups.membership[images, groups.index(self.group)].copy())
-        labels = (~inside).long().repeat(2 if self.config.flips else 1)  # `encoded` puts mirror images after all others
-        x0 = self.encoded(images)
-        return ImageDensity(x0, labels.to(x0.device), self.teacher.schedule, self.config.bandwidth)
+    def _density(self, images: np.ndarray) -> Removal:
+        """How the density of these images changes without the group's."""
+        groups, config = self.data.groups, self.config
+        times = 2 if config.flips else 1  # `encoded` puts mirror images after all others
+        inside = np.tile(groups.membership[images, groups.index(self.group)], times)
+        x0, schedule = self.encoded(images), self.teacher.schedule
+        if config.density == "gaussians":
+            atoms, homes = (np.tile(found[images], times) for found in (groups.atoms[0], groups.homes))
+            atoms = np.unique(atoms, return_inverse=True)[1]
+            settings = (atoms, config.components, config.shrink, config.floor, config.seed, homes)
+            every, left = (
+                GaussianDensity(fit_gaussians(x0.cpu().numpy(), *settings, removed), schedule, x0.device)
+                for removed in (None, np.flatnonzero(inside))
+            )
+            return GaussianRemoval(every, left)
+        labels = torch.from_numpy(~inside).long().to(x0.device)  # two atoms: the group's images and the others
+        if config.density == "images":
+            return ImageDensity(x0, labels, schedule, config.bandwidth)
+        if self.teacher.n_classes is not None:
+            raise GudaError(
+                "patches-class-model", "density: patches is for models without classes; use gaussians or images"
+            )
+        windows = fit_windows(self.teacher, x0, config.seed, config.bandwidth)
+        halves = halves_at(schedule, windows["log_snr"].numpy(), windows["half"].numpy())
+        return PatchDensity(x0, labels, schedule, halves, config.bandwidth)
 
     def _changes(self, batch: Batch) -> torch.Tensor:
         """By how much the posterior mean moves without the group, within each sample's class where there are any."""
