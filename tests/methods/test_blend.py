@@ -87,7 +87,7 @@ def test_weights_are_recorded_and_damage_is_noticed(run: Run) -> None:
     assert kept["pictures"] == load_queries(run, kept["queries"]).digest
     assert kept["queries"] != SET
     write_json(run.path(blend.weights_file), kept | {"n": 7})
-    with refused("blend-damaged"):
+    with refused("weights-damaged"):
         blend.weights()
 
 
@@ -95,7 +95,7 @@ def test_tuning_pictures_are_refused(run: Run) -> None:
     steps.fit(run, ["blend"], Inline())
     blend = get_method(run, "blend")
     assert isinstance(blend, Blend)
-    with refused("blend-tuning-pictures"):
+    with refused("weights-tuning-pictures"):
         steps.score(run, read_json(run.path(blend.weights_file))["queries"], ["blend"], Inline())
     steps.change_settings(run, ["blend"], ["seed=0"])
     with refused("tuning-seed-taken"):

@@ -142,7 +142,7 @@ METHODS = Registry[type[Method]](
         f"guda.methods.{name}"
         for name in (
             "blend", "datamodel", "distilled", "gradient", "hybrid", "logo", "nda", "posterior", "pretrained", "prompt",
-            "similarity", "subsets", "synthesized", "unlearned",
+            "similarity", "stack", "subsets", "synthesized", "unlearned",
         )
     ],
 )  # fmt: skip

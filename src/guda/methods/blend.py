@@ -25,12 +25,11 @@ from pydantic import Field, model_validator
 from guda.config import Config, QueriesConfig, ScoringConfig
 from guda.data.queries import Queries
 from guda.errors import GudaError
-from guda.files import digest, read_json, write_json
+from guda.files import digest, write_json
 from guda.methods.base import make_method, method
-from guda.methods.combination import Combination
+from guda.methods.combination import Combination, read_weights, refuse_tuned, tuning_pictures
 from guda.methods.elbo import ElboMethod, Set, run_oracle
 from guda.methods.terms import ModelRef, load_queries, run_scorer
-from guda.run.data import scored_groups
 from guda.run.models import run_schedule
 from guda.run.run import Run
 from guda.run.samples import collect_samples, sample_tasks
@@ -40,8 +39,6 @@ from guda.scoring.plan import make_plan
 from guda.scoring.products import Products
 
 Weights = dict[str, dict[str, float]]  # "FROM:TO" -> method -> weight
-
-SEED = 2000  # beyond that of the reported pictures, and not that of tuning (0, 1) or calibration (1000)
 
 STRATA = 12
 
@@ -85,18 +82,7 @@ class Blend(Combination):
     @property
     def tuning(self) -> QueriesConfig:
         """The pictures that weights are chosen on."""
-        own = self.run.recipe.queries
-        seed = own.seed + SEED if self.config.seed is None else self.config.seed
-        if seed == own.seed:
-            raise GudaError(
-                "tuning-seed-taken",
-                f"methods.{self.method_id}.seed = {seed} draws the reported pictures; give another, e.g. {seed + 1}",
-            )
-        n, changes = int(self.config.pictures), {"seed": seed}
-        if self.run.recipe.prompts is None:
-            return own.model_copy(update=changes | {"n": n})
-        objects = max(1, round(n / len(scored_groups(self.run))))
-        return own.model_copy(update=changes | {"objects": min(objects, own.objects or objects)})
+        return tuning_pictures(self.run, self.method_id, self.config)
 
     @property
     def weights_file(self) -> str:
@@ -107,15 +93,7 @@ class Blend(Combination):
     def weights(self) -> Weights:
         if self.config.weights is not None:
             return dict(self.config.weights)
-        if not self.run.has(self.weights_file):
-            raise GudaError(
-                "method-not-fitted",
-                f"{self.method_id} has no weights yet; run: guda fit {self.run.root} --method {self.method_id}",
-            )
-        found = read_json(self.run.path(self.weights_file))
-        if found.get("digest") != digest({k: v for k, v in found.items() if k != "digest"}):
-            raise GudaError("blend-damaged", f"{self.weights_file} is damaged; delete it and fit again")
-        weights: Weights = found["weights"]
+        weights: Weights = read_weights(self.run, self.method_id, self.weights_file)
         return weights
 
     def shares(self, t: np.ndarray, n_sets: int) -> list[np.ndarray | float]:
@@ -186,21 +164,9 @@ class Blend(Combination):
         return found | {"digest": digest(found)}
 
     def score(self, queries: Queries, planned: set[str]) -> list[Task]:
-        self._refuse_tuned(queries)
+        if self.config.weights is None:
+            refuse_tuned(self.run, self.method_id, self.weights_file, queries)
         return super().score(queries, planned)
-
-    def _refuse_tuned(self, queries: Queries) -> None:
-        if self.config.weights is not None or not self.run.has(self.weights_file):
-            return
-        name = read_json(self.run.path(self.weights_file))["queries"]
-        if not self.run.has(f"queries/{name}/index.json"):
-            return
-        seen = {image.tobytes() for image in load_queries(self.run, name).images}
-        if any(image.tobytes() in seen for image in queries.images):
-            raise GudaError(
-                "blend-tuning-pictures",
-                f"the weights of {self.method_id} were chosen on some of {queries.name!r}; score other pictures",
-            )
 
 
 def band_weights(
