@@ -8,8 +8,8 @@ three anchors, continuation, short retrainings, blends and stacks of them, D-TRA
 `prompt`, each against LOGO, with intervals and ceiling, under both estimands (figures: benchmarks/conditional.py).
 
 Settings of the unlearning were chosen on queries of seed 7 (other noise, 8 of 10 objects others), for anchors-weighted;
-uniform and removed share them. The queries reported have seed 42. Weights of blends and stacks are chosen on pictures of seed
-2042, of other objects. Continuation and short have the training's own settings and 80 steps; nothing was tuned.
+uniform and removed share them. The queries reported have seed 42. Weights of blends and stacks are chosen on pictures
+of seed 2042, of other objects. Continuation and short have the training's own settings and 80 steps; nothing was tuned.
 
 `--runs` may hold runs that path.py made (emoji-start, emoji): what is trained is kept, missing LOGO seeds are added.
 
