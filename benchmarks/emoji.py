@@ -4,12 +4,12 @@
 
 A small UNet2DConditionModel is pretrained on two styles that are no groups (recipe emoji-start) and fine-tuned on the
 eight (full model, LOGO with three seeds). Its pictures of 30 objects in every style are attributed: GUDA-C with the
-three anchors, continuation, short retrainings, blends and stacks of them, D-TRAK, DAS, the similarity baselines and
+three anchors, continuation, tangent, short retrainings, blends and stacks of them, D-TRAK, DAS, the similarity baselines and
 `prompt`, each against LOGO, with intervals and ceiling, under both estimands (figures: benchmarks/conditional.py).
 
 Settings of the unlearning were chosen on queries of seed 7 (other noise, 8 of 10 objects others), for anchors-weighted;
 uniform and removed share them. The queries reported have seed 42. Weights of blends and stacks are chosen on pictures
-of seed 2042, of other objects. Continuation and short have the training's own settings and 80 steps; nothing was tuned.
+of seed 2042, of other objects. Continuation and short have the training's own settings and 80 steps, tangent 160; nothing was tuned.
 
 `--runs` may hold runs that path.py made (emoji-start, emoji): what is trained is kept, missing LOGO seeds are added.
 
@@ -55,6 +55,7 @@ ATTENTION = r"attn2\.to_[kv]"  # the weights that gradient methods look at, as i
 FURTHER: dict[str, dict[str, object]] = {
     "continuation": {},
     "short": {},
+    "tangent": {},
     "dtrak": {"weights": ATTENTION},
     "das": {"weights": ATTENTION},
     "trak": {"weights": ATTENTION},
@@ -66,6 +67,7 @@ VARIANTS: conditional.Variants = {
     "blend-continuation-short": ("blend", {"methods": ["continuation", "short"]}),
     "stack-anchors-dtrak": ("stack", {"methods": ["anchors-weighted", "dtrak"]}),
     "stack-continuation-prompt": ("stack", {"methods": ["continuation", "prompt"]}),
+    "stack-tangent-prompt": ("stack", {"methods": ["tangent", "prompt"]}),
     "stack-short-prompt": ("stack", {"methods": ["short", "prompt"]}),
     "stack-all": ("stack", {"methods": ["anchors-weighted", "continuation", "short", "dtrak", "prompt"]}),
     "dtrak-norm": ("dtrak", {"weights": ATTENTION, "lam": 1.0, "lam_scale": "norm", "aggregate": "removal"}),

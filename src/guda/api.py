@@ -26,7 +26,7 @@ from guda.scoring.race import StopRule
 from guda.scoring.reference import check_drift
 from guda.scoring.scores import Scores
 from guda.unlearning.bank import Bank
-from guda.unlearning.unlearn import unlearn_group
+from guda.unlearning.unlearn import unlearn_group, unlearn_together
 
 if TYPE_CHECKING:
     from guda.evaluation.results import DatasetEntry
@@ -73,6 +73,9 @@ def unlearn(
     config = parse_config(cls.Config, settings, operator)
     chosen = data.groups.leaf_names if groups is None else tuple(groups)
     check_groups(operator, data.groups, chosen)
+    if cls.together:
+        made = unlearn_together(model, data, chosen, operator, config, prompts=prompts)
+        return Bank(made, data, None if prompts is None else prompts.training)
     made = {
         group: unlearn_group(model, data, group, operator, config, conditional=conditional, prompts=prompts)
         for group in (*chosen, *((CONTROL,) if cls.coupled else ()))

@@ -30,7 +30,16 @@ from guda.run.task import Task, tick
 from guda.scoring.bands import Bands
 from guda.scoring.reference import Drift, measure_drift
 from guda.unlearning.bank import CONTROL_FILE
-from guda.unlearning.unlearn import CONTROL, OPERATORS, Operator, check_groups, check_kind, flips, unlearn_group
+from guda.unlearning.unlearn import (
+    CONTROL,
+    OPERATORS,
+    Operator,
+    check_groups,
+    check_kind,
+    flips,
+    unlearn_group,
+    unlearn_together,
+)
 
 
 class Unlearned(ElboMethod):
@@ -110,7 +119,7 @@ class Unlearned(ElboMethod):
         """How many times the steps of a leaf: a group above others is as much larger, and an epoch of unlearning is one
         pass over the forget set. Leaves have the same number of steps whatever their sizes, and so have all groups
         that share a control."""
-        if self.operator.coupled:
+        if self.operator.coupled or self.operator.together:
             return 1.0
         if self.grouping is not None and self.grouping.passes is not None:
             return self.grouping.passes
@@ -143,8 +152,22 @@ class Unlearned(ElboMethod):
             )  # fmt: skip
 
         evals = float(self.operator.fit_evals(self.settings))
+        if self.operator.together:
+            return [self._together(seed, config, needs, evals) for seed in self.seeds]
         also = (CONTROL,) if self.operator.coupled else ()
         return before + [task(group, seed) for seed in self.seeds for group in also + self.nodes()]
+
+    def _together(self, seed: int, config: dict[str, Any], needs: tuple[str, ...], evals: float) -> Task:
+        """One pass for all groups, or for those that are still missing."""
+        every = self.nodes()
+        groups = [g for g in every if not self.run.has(self.path(g, seed))] or list(every)
+        further = {} if seed == self.config.seed else {"seed": seed}
+        said = "".join(f", seed {s}" for s in further.values())
+        return Task(
+            name=f"fit {self.id}{said}", stage=f"fit/{self.method_id}", fn="guda.methods.unlearned:fit_together",
+            args={"method": self.id, "config": config, "groups": groups, "grouping": task_grouping(self)} | further,
+            makes=tuple(self.path(g, seed) for g in groups), needs=needs, cost=evals, store=self.config.store,
+        )  # fmt: skip
 
     def path(self, group: str, seed: int | None = None) -> str:
         """Its file, that of the control included."""
@@ -167,8 +190,10 @@ class Unlearned(ElboMethod):
         return measure_drift(reference_scores(self, images, bands), self.outside(images.index))
 
     def fit_evals(self) -> float:
-        """Per group; that of a control is shared among them."""
+        """Per group; that of a control, or of one pass for all, is shared among them."""
         evals = float(self.operator.fit_evals(self.settings))
+        if self.operator.together:
+            return evals / len(self.groups)
         return evals * (1 + 1 / len(self.groups)) if self.operator.coupled else evals
 
 
@@ -208,3 +233,20 @@ def fit_group(
     if notes:  # first: the counterfactual says that the task is done
         write_json(path.with_suffix(".json"), notes)
     made.save(path)
+
+
+def fit_together(
+    run: Run, method: str, config: dict[str, Any], groups: list[str], grouping: dict[str, Any] | None = None,
+    seed: int | None = None,
+) -> None:  # fmt: skip
+    """As `fit_group`, by an operator that makes all groups in one pass."""
+    found = regrouped(make_method(run, method, config), grouping)
+    assert isinstance(found, Unlearned)
+    model, prompts, data = load_model(run, found.origin), told(run), load_data(run)
+    settings = found.settings.model_copy(update={} if seed is None else {"seed": seed})
+    latents, _ = training_inputs(run, model, flips(settings))
+    whole = {g: found.regrouped(g) for g in groups}
+    members = {g: known.membership[:, known.index(g)] for g, known in whole.items()}
+    made = unlearn_together(model, data, groups, method, settings, tick, prompts, latents, members)
+    for group, counterfactual in made.items():
+        counterfactual.save(run.path(found.path(group, seed)))

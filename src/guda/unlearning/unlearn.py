@@ -171,6 +171,7 @@ class Operator:
     needs_prompts: ClassVar[bool] = False  # made with a fifth argument: the Prompts of the data
     regroupable: ClassVar[bool] = True  # False: it needs the data's own groups, so random ones cannot be unlearned
     coupled: ClassVar[bool] = False  # all groups take the same steps, and are compared with a control that has all
+    together: ClassVar[bool] = False  # one pass makes the counterfactuals of all groups (operators/tangent.py)
     from_start: ClassVar[bool] = False  # it changes the pretrained start instead of the full model
 
     def __init__(self, teacher: Denoiser, data: ImageData, group: str, config: Any) -> None:
@@ -214,6 +215,14 @@ class Operator:
             student, retain
         )
 
+    @classmethod
+    def make_together(
+        cls, teacher: Denoiser, data: ImageData, members: dict[str, np.ndarray], config: Any,
+        tick: Callable[[int, int], None], prompts: Prompts | Classes | None, latents: Latents | None,
+    ) -> dict[str, Counterfactual]:  # fmt: skip
+        """Where `together`: the counterfactual of every group in `members`, which says what images are in it."""
+        raise NotImplementedError
+
     def notes(self) -> dict[str, Any]:
         """What is worth knowing of the fit afterwards, as plain JSON; kept beside the counterfactual."""
         return {}
@@ -235,7 +244,18 @@ OPERATORS = Registry[type[Operator]](
     "guda.operators",
     [
         f"guda.unlearning.operators.{name}"
-        for name in ("anchors", "ascent", "continuation", "erasediff", "esd", "retain", "retrack", "shift", "siss")
+        for name in (
+            "anchors",
+            "ascent",
+            "continuation",
+            "erasediff",
+            "esd",
+            "retain",
+            "retrack",
+            "shift",
+            "siss",
+            "tangent",
+        )
     ],
 )
 operator = OPERATORS.register  # decorator: an unlearning operator under its method id
@@ -350,6 +370,8 @@ def unlearn_group(
     from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 
+    if OPERATORS.find(operator_id).together:
+        return unlearn_together(teacher, data, [group], operator_id, config, tick, prompts, latents)[group]
     config = OPERATORS.find(operator_id).settle(config, None)
     operator = make_operator(operator_id, teacher, data, group, config, conditional, prompts)
     if teacher.n_classes is not None and prompts is None:
@@ -409,6 +431,24 @@ def unlearn_group(
     elif ema is not None:
         student.restore(current())
     return student.counterfactual(group, operator_id)
+
+
+def unlearn_together(
+    teacher: Denoiser,
+    data: ImageData,
+    groups: Sequence[str],
+    operator_id: str,
+    config: Any,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+    prompts: Prompts | Classes | None = None,
+    latents: Latents | None = None,
+    members: dict[str, np.ndarray] | None = None,
+) -> dict[str, Counterfactual]:
+    """theta_full with each of `groups` unlearned, by an operator that makes them in one pass. `members`: of groups that
+    are not the data's own, whether each image is in it."""
+    known = data.groups
+    inside = members or {g: known.membership[:, known.index(g)] for g in groups}
+    return OPERATORS.find(operator_id).make_together(teacher, data, inside, config, tick, prompts, latents)
 
 
 def make_samplers(operator: Operator, config: Any) -> tuple[list[BatchSampler], list[BatchSampler]]:

@@ -15,7 +15,7 @@ short: the same from the pretrained start that the full model was fine-tuned fro
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class Shared(BatchSampler):
 
 @operator("continuation")
 class Continuation(Operator):
-    Config = ContinuationConfig
+    Config: ClassVar[type[UnlearnConfig]] = ContinuationConfig
     summary = "continue the training without the group, against a control that continues with it"
     conditional = None
     coupled = True
