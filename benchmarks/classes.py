@@ -4,8 +4,8 @@
 
 The recipes digits and fashion-small with a label for every class and a null label, to which a tenth of the images is
 dropped in training; LOGO with two seeds; samples of every class in turn. Methods: anchors over labels (weighted by
-the label embeddings, uniform, null), continuation and tangent with the training's own settings, dtrak, similarity, and `prompt`.
-Nothing is tuned on these data sets: anchors have the settings of the unconditional digits' retrack. Resumes.
+the label embeddings, uniform, null), continuation and tangent with the training's own settings, dtrak, similarity, and
+`prompt`. Nothing is tuned on these data sets: anchors have the settings of the unconditional digits' retrack. Resumes.
 
 Writes benchmarks/results/classes.{json,md}; the figures are explained in benchmarks/conditional.py.
 """

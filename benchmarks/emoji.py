@@ -4,12 +4,14 @@
 
 A small UNet2DConditionModel is pretrained on two styles that are no groups (recipe emoji-start) and fine-tuned on the
 eight (full model, LOGO with three seeds). Its pictures of 30 objects in every style are attributed: GUDA-C with the
-three anchors, continuation, tangent, short retrainings, blends and stacks of them, D-TRAK, DAS, the similarity baselines and
-`prompt`, each against LOGO, with intervals and ceiling, under both estimands (figures: benchmarks/conditional.py).
+three anchors, continuation, tangent, short retrainings, blends and stacks of them, D-TRAK, DAS, the similarity
+baselines and `prompt`, each against LOGO, with intervals and ceiling, under both estimands (figures:
+benchmarks/conditional.py).
 
 Settings of the unlearning were chosen on queries of seed 7 (other noise, 8 of 10 objects others), for anchors-weighted;
 uniform and removed share them. The queries reported have seed 42. Weights of blends and stacks are chosen on pictures
-of seed 2042, of other objects. Continuation and short have the training's own settings and 80 steps, tangent 160; nothing was tuned.
+of seed 2042, of other objects. Continuation and short have the training's own settings and 80 steps, tangent 160;
+nothing was tuned here.
 
 `--runs` may hold runs that path.py made (emoji-start, emoji): what is trained is kept, missing LOGO seeds are added.
 
