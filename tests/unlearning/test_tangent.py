@@ -18,6 +18,7 @@ from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser, encode_all
 from guda.unlearning.operators.tangent import TangentConfig, tangents
 from guda.unlearning.unlearn import CONTROL, OPERATORS, Inputs, make_operator, unlearn_group
+from refusals import refused
 
 
 def settings(**values: Any) -> Any:
@@ -111,9 +112,15 @@ def test_class_conditional_models_and_their_classes(make_mlp: Callable[..., Deno
     assert made.apply(model).digest() != model.digest()
 
 
+def test_more_groups_than_memory_holds_are_refused(
+    model: Denoiser, data: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("guda.memory.available", lambda: 1000)
+    with refused("memory-too-small"):
+        unlearn_group(model, data, "a", "tangent", settings())
+
+
 @pytest.mark.parametrize("wrong", [{"optimizer": "adamw8bit"}, {"average": 0.9}, {"scale": 0.0}, {"holdout": 0.2}])
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
-    from refusals import refused
-
     with refused("setting-invalid"):
         parse_config(TangentConfig, wrong, "tangent")

@@ -9,7 +9,8 @@ that share all their groups, so the gradient without group k is known as well:
 
 eta: learning rate, c: the clipping factor, v: AdamW's second moment of the control. What is left out is feedback: that
 a step without k would be taken at another point. One forward and one backward pass over each batch serve every group,
-so sixty groups cost about as much as one; a continuation takes as many passes as there are groups.
+so sixty groups cost about as much as one; a continuation takes as many passes as there are groups. Memory grows with
+the groups: each keeps its delta_k until the end.
 
 `scale` keeps the change in the range where it is linear; it scales all groups alike, and excess scores do not see it.
 """
@@ -28,6 +29,7 @@ from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.diffusion.denoiser import Denoiser, Latents, encode_all
 from guda.diffusion.low_memory import make_optimizer, recompute
+from guda.memory import check_memory
 from guda.unlearning.bank import Counterfactual
 from guda.unlearning.operators.continuation import Continuation, ContinuationConfig
 from guda.unlearning.student import Student
@@ -91,6 +93,12 @@ def tangents(
     )
     [sampler] = made.samplers()
     atoms = atoms_of(data, members)
+    held = len(members) + min(int(atoms.max()) + 1, config.batch) + 3  # changes, gradients of a step, moments, a total
+    check_memory(
+        held * sum(p.numel() * p.element_size() for p in parameters),
+        f"tangent of {len(members)} groups at once",
+        "set store: lora:R, which moves fewer numbers, or ask about fewer groups (--groups)",
+    )
     moved = {group: [torch.zeros_like(p) for p in parameters] for group in members}
     for step in range(1, config.steps + 1):
         batch = sampler.draw(teacher, inputs, config, CONTROL, step - 1)
