@@ -26,7 +26,7 @@ from guda.scoring.race import StopRule
 from guda.scoring.reference import check_drift
 from guda.scoring.scores import Scores
 from guda.unlearning.bank import Bank
-from guda.unlearning.unlearn import unlearn_group, unlearn_together
+from guda.unlearning.unlearn import refuse_unused, unlearn_group, unlearn_together
 
 if TYPE_CHECKING:
     from guda.evaluation.results import DatasetEntry
@@ -74,6 +74,7 @@ def unlearn(
     chosen = data.groups.leaf_names if groups is None else tuple(groups)
     check_groups(operator, data.groups, chosen)
     if cls.together:
+        refuse_unused(operator, conditional)
         made = unlearn_together(model, data, chosen, operator, config, prompts=prompts)
         return Bank(made, data, None if prompts is None else prompts.training)
     made = {

@@ -55,9 +55,10 @@ def test_scores_are_the_weighted_sum_of_the_members(run: Run, scoring: dict[str,
     found = steps.score(run, SET, ["retrack", "similarity-pixel", "stack"], Inline())
     weights, plain = stack(run).weights(), found["similarity-pixel"].score
     expected = weights["retrack"] * found["retrack"].score
-    expected = expected + weights["similarity-pixel"] * plain / plain.std(axis=1, keepdims=True)
+    centred = plain - plain.mean(axis=1, keepdims=True)
+    expected = expected + weights["similarity-pixel"] * centred / plain.std(axis=1, keepdims=True)
     np.testing.assert_allclose(found["stack"].score, expected)
-    assert found["stack"].unit == found["retrack"].unit
+    assert found["stack"].unit != found["retrack"].unit  # its level means nothing
     assert found["stack"].stderr is None
     assert "stack" in steps.evaluate(run, SET).methods
 
@@ -87,6 +88,36 @@ def test_tuning_pictures_are_refused(run: Run) -> None:
 def test_given_weights_need_no_retraining(run: Run) -> None:
     steps.change_settings(run, ["stack"], ['weights={"retrack": 0.5, "similarity-pixel": 2.0}'])
     assert not any("weigh" in task.name for task in stack(run).fit())
+    assert np.isfinite(steps.score(run, SET, ["stack"], Inline())["stack"].score).all()
+
+
+def test_names_follow_the_parts_of_members_and_the_pictures(run: Run) -> None:
+    steps.change_settings(run, ["hybrid"], ["tuned=retrack"])
+    steps.change_settings(run, ["stack"], ["methods=[hybrid,similarity-pixel]"])
+    names = [stack(run).weights_file]
+    steps.change_settings(run, ["retrack"], ["steps=3"])
+    names.append(stack(run).weights_file)
+    steps.change_settings(run, ["stack"], ["seed=77"])
+    names.append(stack(run).weights_file)
+    assert len(set(names)) == 3
+    steps.change_scoring(run, rounds=5)  # more draws of the same question
+    assert stack(run).weights_file == names[-1]
+    assert stack(run).parts() == ("retrack", "posterior", "similarity-pixel")
+
+
+def test_a_run_that_is_judged_by_halves_still_lists_its_methods(run: Run) -> None:
+    value = run.recipe.model_copy(
+        update={"evaluation": run.recipe.evaluation.model_copy(update={"against": "datamodel"})}
+    )
+    run.__dict__["recipe"] = value
+    assert not stack(run).fitted()
+
+
+def test_a_blend_may_be_a_member(run: Run) -> None:
+    steps.change_settings(run, ["continuation"], ["steps=4", "batch=16", "warmup=1"])
+    steps.change_settings(run, ["blend"], ["methods=[retrack,continuation]", "pictures=6"])
+    steps.change_settings(run, ["stack"], ["methods=[blend,similarity-pixel]"])
+    steps.fit(run, ["stack"], Inline())
     assert np.isfinite(steps.score(run, SET, ["stack"], Inline())["stack"].score).all()
 
 

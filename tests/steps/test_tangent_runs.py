@@ -36,6 +36,7 @@ def test_one_task_makes_every_group_and_the_cost_is_shared(run: Run) -> None:
     groups = load_data(run).groups.names
     assert len(task.makes) == len(groups)
     assert task.cost == SMALL["steps"] * SMALL["batch"] * 3
+    assert task.copies == len(groups)
     assert method.fit_evals() == pytest.approx(task.cost / len(groups))
     steps.fit(run, ["tangent"], Inline())
     assert method.fitted()
@@ -73,3 +74,15 @@ def test_placebos_and_seeds(run: Run) -> None:
     scores = steps.score(run, SET, ["tangent"], Inline())["tangent"]
     assert scores.stderr_training is not None
     assert len(files(run)) == 2 * len(load_data(run).groups) + 2
+    first = files(run)
+    steps.fit(run, ["tangent"], Inline(), placebos=3)
+    assert first.items() <= files(run).items()
+
+
+def test_bits_of_a_placebo_do_not_depend_on_the_others(run: Run, tmp_path: Path) -> None:
+    other = copy_run(tmp_path / "other")
+    steps.change_settings(other, ["tangent"], [f"{k}={v}" for k, v in SMALL.items()])
+    steps.fit(run, ["tangent"], Inline(), placebos=1)
+    steps.fit(other, ["tangent"], Inline(), placebos=3)
+    assert files(run).items() <= files(other).items()
+    assert len(files(other)) == len(files(run)) + 2

@@ -114,3 +114,10 @@ def test_settings_without_a_density_are_named_as_before() -> None:
     told = ShiftConfig.model_validate({"density": "gaussians", "shrink": 0.6}).model_dump(mode="json")
     assert (told["density"], told["shrink"]) == ("gaussians", 0.6)
     assert ShiftConfig.model_validate(told) == ShiftConfig.model_validate({"density": "gaussians", "shrink": 0.6})
+
+
+def test_gaussians_are_of_the_data_s_own_groups_only() -> None:
+    assert Shift.regroups(ShiftConfig.model_validate({}))
+    assert not Shift.regroups(ShiftConfig.model_validate({"density": "gaussians"}))
+    plain, patches = (ShiftConfig.model_validate({"density": d}) for d in ("images", "patches"))
+    assert Shift.fit_evals(patches) > Shift.fit_evals(plain)

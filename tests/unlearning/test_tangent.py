@@ -120,6 +120,11 @@ def test_more_groups_than_memory_holds_are_refused(
         unlearn_group(model, data, "a", "tangent", settings())
 
 
+def test_a_conditional_model_is_of_no_use(model: Denoiser, data: ImageData) -> None:
+    with refused("conditional-model-unused"):
+        guda.unlearn(model, data, "tangent", conditional=model, steps=1, lr=1e-3, batch=4, warmup=0)
+
+
 @pytest.mark.parametrize("wrong", [{"optimizer": "adamw8bit"}, {"average": 0.9}, {"scale": 0.0}, {"holdout": 0.2}])
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with refused("setting-invalid"):

@@ -107,6 +107,10 @@ class Method(ABC):
         """Methods whose work this one's scores are made of, for adding up time; itself, unless it combines others."""
         return (self.method_id,)
 
+    def further_inputs(self) -> list[str]:
+        """Digests of what its scores depend on beside settings and models, such as weights chosen by retraining."""
+        return []
+
     def fit_stages(self) -> list[str]:
         """What the time of fitting it is booked under."""
         return [f"fit/{part}" for part in self.parts()]

@@ -71,10 +71,10 @@ class Combination(ElboMethod):
         return [task for member in self.members for task in member.score(queries, planned)]
 
 
-def tuning_pictures(run: Run, method_id: str, config: Any) -> QueriesConfig:
+def tuning_pictures(run: Run, method_id: str, config: Any, beyond: int = SEED) -> QueriesConfig:
     """What weights are chosen on: samples under a seed of their own, `config.pictures` of them or about as many."""
     own = run.recipe.queries
-    seed = own.seed + SEED if config.seed is None else config.seed
+    seed = own.seed + beyond if config.seed is None else config.seed
     if seed == own.seed:
         raise GudaError(
             "tuning-seed-taken",

@@ -2,10 +2,10 @@
 
     score_qk = sum_m w_m f_m,qk,    w >= 0 by least squares to retraining's scores on pictures of a seed of their own
 
-f_m is the member's score where it has the oracle's unit (a counterfactual by the same estimand). Any other score
-(D-TRAK, a similarity, `prompt`) has a scale of its own that changes from picture to picture: it is divided by its
-spread over the picture's groups, so a weight says how much of the oracle's unit one standard deviation is worth. Only
-differences between the groups of one picture count, and pictures count alike.
+f_m is the score of a member with counterfactuals, by the run's estimand. Any other score (D-TRAK, a similarity,
+`prompt`) has a scale of its own that changes from picture to picture: it is centred and divided by its spread over the
+picture's groups, so a weight says how much of the oracle's unit one standard deviation is worth. Only differences
+between the groups of one picture count, and pictures count alike; the level of a sum means nothing.
 
 blend weighs what methods change in the model and takes counterfactuals only; this takes everything that ranks groups,
 by its scores. Weights belong to one estimand. They are kept with the digest of the pictures they were chosen on, which
@@ -30,12 +30,20 @@ from guda.methods.combination import read_weights, refuse_tuned, tuning_pictures
 from guda.methods.elbo import run_oracle
 from guda.methods.terms import load_queries
 from guda.run.data import scored_groups
-from guda.run.plan import pilot_tasks
+from guda.run.models import load_model
+from guda.run.plan import halve_block, needs_pilot, pilot_tasks, probe
 from guda.run.run import Run
 from guda.run.samples import average_name, collect_samples, sample_tasks
+from guda.run.sketch import Sketch
 from guda.run.task import Task, execute, pending, tick
 from guda.scoring.bands import Bands
+from guda.scoring.plan import OutOfMemory
+from guda.scoring.reading import LOG_UNIT, NATS
 from guda.scoring.scores import Scores
+
+SEED = 4000  # of tuning pictures, beyond that of the reported ones and not that of a blend, which may be a member
+
+UNITS = (NATS, LOG_UNIT)  # of counterfactuals, by either estimand
 
 
 class StackConfig(Config):
@@ -62,7 +70,7 @@ class StackConfig(Config):
 @method("stack")
 class Stack(Method):
     Config = StackConfig
-    unit = "as the oracle"
+    unit = "weighted score"
     summary = "several methods' scores, of any kind, weighted as they resemble retraining on tuning pictures"
     by_terms = True
 
@@ -80,16 +88,20 @@ class Stack(Method):
     @property
     def tuning(self) -> QueriesConfig:
         """The pictures that weights are chosen on."""
-        return tuning_pictures(self.run, self.method_id, self.config)
+        return tuning_pictures(self.run, self.method_id, self.config, SEED)
 
     @property
     def weights_file(self) -> str:
-        """Named after what decides it: the members' settings, and the question that is asked of them."""
-        scoring = self.run.recipe.scoring.model_dump(mode="json", exclude={"shard", "foreign"})
+        """Named after what decides it: the members' settings and those of their parts, the question, the pictures."""
+        run = self.run
+        scoring, against = run.recipe.scoring, run.recipe.evaluation.against
+        excess = run.excess if isinstance(run, Sketch) else scoring.excess
         told = {
-            "config": self.config.model_dump(mode="json"), "scoring": scoring, "groups": list(scored_groups(self.run)),
-            "members": {m.method_id: m.config.model_dump(mode="json") for m in self.members},
-            "oracle": run_oracle(self.run).config.model_dump(mode="json"),
+            "config": self.config.model_dump(mode="json"), "groups": list(scored_groups(run)),
+            "members": {name: run.recipe.settings(name) for name in sorted({*self.config.methods, *self.parts()})},
+            "scoring": [scoring.estimand, excess, scoring.drift], "oracle": [against, run.recipe.settings(against)],
+            "pictures": self.tuning.model_dump(mode="json"),
+            "average": run.recipe.queries.model_dump(mode="json") if excess else None,
         }  # fmt: skip
         return f"{self.artifact(**told)}/weights.json"
 
@@ -100,14 +112,23 @@ class Stack(Method):
         return found
 
     def parts(self) -> tuple[str, ...]:
-        return tuple(self.config.methods)
+        """Down to methods that combine no others, whose work and time it is."""
+        return tuple(dict.fromkeys(part for member in self.members for part in member.parts()))
+
+    def further_inputs(self) -> list[str]:
+        return [digest(self.weights())]
+
+    def fit_stages(self) -> list[str]:
+        return [*super().fit_stages(), f"fit/{self.method_id}"]
 
     def check(self) -> None:
         for member in self.members:
             member.check()
+        if self.config.weights is not None:
+            return
         oracle = run_oracle(self.run)
         planned = oracle.method_id in self.run.recipe.methods and self.run.recipe.training is not None
-        if self.config.weights is None and not planned and not oracle.fitted():
+        if not planned and not oracle.fitted():
             raise GudaError(
                 "stack-oracle-missing",
                 f"{self.method_id} chooses its weights by retrainings, and {self.run.root} has none; run: guda fit "
@@ -133,7 +154,7 @@ class Stack(Method):
 
     def _planned(self) -> bool:
         """Whether the timesteps of scoring are known, which a cost in evaluations asks for."""
-        return not pilot_tasks(self.run)
+        return isinstance(self.run, Sketch) or not needs_pilot(self.run)
 
     def fitted(self) -> bool:
         known = self.config.weights is not None or self.run.has(self.weights_file)
@@ -158,49 +179,67 @@ class Stack(Method):
         return [task for member in self.members for task in member.average_tasks(planned, queries)]
 
     def scores(self, queries: Queries, bands: Bands | None = None) -> Scores:
-        weights, members = self.weights(), self.members
-        found = [member.scores(queries, bands) for member in members]
-        own = next((f for f, m in zip(found, members, strict=True) if m.counterfactuals), None)
-        estimand = "sum of scores, weighted as they resemble retraining"
-        score = sum(weights[m.method_id] * f for m, f in zip(members, features(members, found), strict=True))
+        weights, found = self.weights(), [member.scores(queries, bands) for member in self.members]
+        score = sum(weights[m] * f for m, f in zip(self.config.methods, features(found), strict=True))
+        scoring = self.run.recipe.scoring
+        asked = f"{scoring.estimand} excess" if scoring.excess else scoring.estimand
+        members = ", ".join(self.config.methods)
         return Scores(
-            method=self.method_id, unit=self.unit if own is None else own.unit,
-            estimand=estimand if own is None else f"{estimand}: {own.estimand}",
-            queries=queries.ids, groups=scored_groups(self.run), score=np.asarray(score, np.float64),
-            n_evals=sum(f.n_evals for f in found), sign="larger = the group mattered more",
+            method=self.method_id, unit=self.unit, queries=queries.ids, groups=scored_groups(self.run),
+            estimand=f"sum of scores ({members}), weighted as they resemble retraining by {asked}",
+            score=np.asarray(score, np.float64), n_evals=sum(f.n_evals for f in found),
+            sign="larger = the group mattered more",
         )  # fmt: skip
 
     def weigh(self) -> dict[str, Any]:
-        """What the file of weights holds. What the tuning pictures are not scored by yet is done here, task by task."""
-        run, oracle, members = self.run, run_oracle(self.run), self.members
+        """What the file of weights holds."""
+        run, oracle = self.run, run_oracle(self.run)
         queries = load_queries(run, collect_samples(run, self.tuning))
         if run.recipe.scoring.excess:
             collect_samples(run, run.recipe.queries, average_name(run))
-        for task in pending(run, pilot_tasks(run)):
-            execute(str(run.root), task, alone=False)
-        planned: set[str] = set()
-        left = pending(run, [task for found in [oracle, *members] for task in found.score(queries, planned)])
-        for number, task in enumerate(left):
-            execute(str(run.root), task, alone=False)
-            tick(number + 1, len(left))
+        if any(member.by_terms for member in [oracle, *self.members]):
+            probe(run, load_model(run, "base"))
+        while True:
+            try:
+                self._score_tuning(queries)
+                break
+            except OutOfMemory:
+                halve_block(run)
         columns = [oracle.groups.index(g) for g in scored_groups(run)]
         gold = oracle.scores(queries).score[:, columns]
-        scores = [member.scores(queries) for member in members]
-        weights = score_weights(gold, np.stack(features(members, scores)))
+        scores = [member.scores(queries) for member in self.members]
+        weights = score_weights(gold, np.stack(features(scores)))
         found: dict[str, Any] = {
-            "weights": dict(zip((m.method_id for m in members), weights.tolist(), strict=True)),
+            "weights": dict(zip(self.config.methods, weights.tolist(), strict=True)),
             "queries": queries.name, "pictures": queries.digest, "n": queries.n, "seeds": list(oracle.seed_sets()),
-            "config": self.config.model_dump(mode="json"),
+            "config": self.config.model_dump(mode="json"), "scoring": run.recipe.scoring.model_dump(mode="json"),
         }  # fmt: skip
         return found | {"digest": digest(found)}
 
+    def _score_tuning(self, queries: Queries) -> None:
+        """What the tuning pictures are not scored by yet, task by task in this process."""
+        run = self.run
+        for task in pending(run, pilot_tasks(run)):
+            execute(str(run.root), task, alone=False)
+        planned: set[str] = set()
+        every = [task for found in [run_oracle(run), *self.members] for task in found.score(queries, planned)]
+        left = pending(run, every)
+        for number, task in enumerate(left):
+            execute(str(run.root), task, alone=False)
+            tick(number + 1, len(left))
 
-def features(members: Sequence[Method], scores: Sequence[Scores]) -> list[np.ndarray]:
-    """Each member's [Q, G]: its scores in the oracle's unit, or over their spread among the picture's groups."""
+
+def features(scores: Sequence[Scores]) -> list[np.ndarray]:
+    """Each member's [Q, G]: scores of counterfactuals as they are; others less their mean over the picture's groups,
+    and over their spread among these."""
     found = []
-    for member, one in zip(members, scores, strict=True):
-        spread = one.score.std(axis=1, keepdims=True)
-        found.append(one.score if member.counterfactuals else one.score / np.where(spread > 0, spread, 1.0))
+    for one in scores:
+        if one.unit in UNITS:
+            found.append(one.score)
+            continue
+        centred = one.score - one.score.mean(axis=1, keepdims=True)
+        spread = centred.std(axis=1, keepdims=True)
+        found.append(centred / np.where(spread > 0, spread, 1.0))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from guda.data.queries import Queries
 from guda.errors import GudaError
-from guda.files import write_json
+from guda.files import digest, write_json
 from guda.methods.base import METHODS, Method, make_method
 from guda.methods.elbo import ElboMethod, Set
 from guda.methods.reference import reference, reference_scores, reference_tasks
@@ -49,7 +49,7 @@ class Unlearned(ElboMethod):
 
     @property
     def regroupable(self) -> bool:
-        return self.operator.regroupable
+        return self.operator.regroups(self.config)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ class Unlearned(ElboMethod):
             )  # fmt: skip
 
         evals = float(self.operator.fit_evals(self.settings))
-        if self.operator.together:
+        if self.operator.together and self.grouping is None:  # else bits would depend on what else is asked
             return [self._together(seed, config, needs, evals) for seed in self.seeds]
         also = (CONTROL,) if self.operator.coupled else ()
         return before + [task(group, seed) for seed in self.seeds for group in also + self.nodes()]
@@ -164,9 +164,11 @@ class Unlearned(ElboMethod):
         further = {} if seed == self.config.seed else {"seed": seed}
         said = "".join(f", seed {s}" for s in further.values())
         return Task(
-            name=f"fit {self.id}{said}", stage=f"fit/{self.method_id}", fn="guda.methods.unlearned:fit_together",
-            args={"method": self.id, "config": config, "groups": groups, "grouping": task_grouping(self)} | further,
+            name=f"fit {self.id}, {len(groups)} groups ({digest(groups, 6)}){said}", stage=f"fit/{self.method_id}",
+            fn="guda.methods.unlearned:fit_together",
+            args={"method": self.id, "config": config, "groups": groups} | further,
             makes=tuple(self.path(g, seed) for g in groups), needs=needs, cost=evals, store=self.config.store,
+            copies=len(groups),
         )  # fmt: skip
 
     def path(self, group: str, seed: int | None = None) -> str:
@@ -192,7 +194,7 @@ class Unlearned(ElboMethod):
     def fit_evals(self) -> float:
         """Per group; that of a control, or of one pass for all, is shared among them."""
         evals = float(self.operator.fit_evals(self.settings))
-        if self.operator.together:
+        if self.operator.together and self.grouping is None:
             return evals / len(self.groups)
         return evals * (1 + 1 / len(self.groups)) if self.operator.coupled else evals
 
@@ -236,17 +238,14 @@ def fit_group(
 
 
 def fit_together(
-    run: Run, method: str, config: dict[str, Any], groups: list[str], grouping: dict[str, Any] | None = None,
-    seed: int | None = None,
+    run: Run, method: str, config: dict[str, Any], groups: list[str], seed: int | None = None
 ) -> None:  # fmt: skip
     """As `fit_group`, by an operator that makes all groups in one pass."""
-    found = regrouped(make_method(run, method, config), grouping)
+    found = make_method(run, method, config)
     assert isinstance(found, Unlearned)
     model, prompts, data = load_model(run, found.origin), told(run), load_data(run)
     settings = found.settings.model_copy(update={} if seed is None else {"seed": seed})
     latents, _ = training_inputs(run, model, flips(settings))
-    whole = {g: found.regrouped(g) for g in groups}
-    members = {g: known.membership[:, known.index(g)] for g, known in whole.items()}
-    made = unlearn_together(model, data, groups, method, settings, tick, prompts, latents, members)
+    made = unlearn_together(model, data, groups, method, settings, tick, prompts, latents)
     for group, counterfactual in made.items():
         counterfactual.save(run.path(found.path(group, seed)))

@@ -49,7 +49,7 @@ REFERENCE = re.compile(r"reference-n\d+-s\d+(-g[0-9a-f]+)?|average-.*")
 MADE = ("models/*", "checkpoints/*", "artifacts/*", "prompts/*", "cache/*.safetensors", "queries/*", "terms/*")
 RETRAINED = (
     "models/full-*", "models/conditional-*", "checkpoints/*", "artifacts/logo-*", "artifacts/subsets-*",
-    "artifacts/datamodel-*", "artifacts/short-*", "artifacts/continuation-*",
+    "artifacts/datamodel-*", "artifacts/short-*", "artifacts/continuation-*", "artifacts/tangent-*",
 )  # fmt: skip
 
 MOMENT = 2.0  # seconds in which a command opens its run several times: one look at a bucket is enough

@@ -32,7 +32,8 @@ class Task:
     needs: tuple[str, ...] = ()  # files of other tasks
     cost: float = field(default=0.0, compare=False)  # network evaluations
     trains: bool = field(default=False, compare=False)  # trains a whole model: all processes of a launch share the work
-    store: str | None = field(default=None, compare=False)  # leaves one network, packed so ("fp32": a whole copy)
+    store: str | None = field(default=None, compare=False)  # leaves a network, packed so ("fp32": a whole copy)
+    copies: int = field(default=1, compare=False)  # of them
     bytes: int = field(default=0, compare=False)  # what it leaves besides
     changes: dict[str, Any] = field(default_factory=dict, compare=False)  # to the recipe, see Run.with_changes
 
@@ -58,14 +59,14 @@ def execute(root: str, task: Task, alone: bool = True) -> float:
     if task.changes:
         run = run.with_changes(task.changes)
     module, _, function = task.fn.partition(":")
-    heartbeat = run.path(task.heartbeat)
+    heartbeat, before = run.path(task.heartbeat), _heartbeat  # of a task that runs others in its own process
     report_to(heartbeat if alone else None)
     started = time.monotonic()
     try:
         # a task that resumes may return the seconds it had spent before
         earlier = getattr(importlib.import_module(module), function)(run, **task.args) or 0.0
     finally:
-        report_to(None)
+        report_to(before)
         if alone:
             heartbeat.unlink(missing_ok=True)
     seconds = time.monotonic() - started + earlier

@@ -73,11 +73,15 @@ def source_of(run: Run, found: Method, oracle: ElboMethod) -> Source:
     scoring = run.recipe.scoring
     asked: dict[str, Any] = {
         "estimand": scoring.estimand, "excess": scoring.excess, "rounds": scoring.rounds, "drift": scoring.drift,
-        "plan": run_plan(run).key if found.counterfactuals else None,
+        "plan": run_plan(run).key if found.by_terms else None,
     }  # fmt: skip
     if scoring.excess:
         asked["average"] = run.recipe.queries.model_dump(mode="json")
-    models = [m.identity(run) for m in found.models()] if has_counterfactuals(found) else []
+    named = (
+        [found] if has_counterfactuals(found) else [get_method(run, m) for m in found.parts() if m != found.method_id]
+    )
+    models = [m.identity(run) for one in named if has_counterfactuals(one) for m in one.models()]
+    models += found.further_inputs()
     made = {name: get_method(run, name).config.model_dump(mode="json") for name in found.parts()}
     return Source(
         models=digest([found.method_id, found.config.model_dump(mode="json"), made, models]), scoring=digest(asked),

@@ -183,6 +183,8 @@ def workload(run: Run, methods: Sequence[str], config: ClusterConfig, n_queries:
                 f"{tasks:,} tasks are more than are simulated ({MOST:,}); give a larger shard (--set shard=N)",
             )
         fits = [replace(t, name=f"{t.name} {g}", makes=()) for t in cost.each for g in range(groups)] + above
+        shared = [t for t in cost.once if t.stage in method.fit_stages() and "groups" in t.args]  # one pass for all
+        fits += [replace(t, copies=groups, makes=()) for t in shared]
         if fits:
             add(f"fit {name}", fits, rates(f"fit {name}", method.fit_stages()), "fit")
         before = (t.name for t in [*base_tasks(run), *cost.once, *fits] if t.name in works)

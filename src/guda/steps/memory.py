@@ -19,10 +19,12 @@ from guda.diffusion.lora import adapted, wrap
 from guda.diffusion.low_memory import recompute
 from guda.errors import GudaError, choices
 from guda.methods.base import get_method
+from guda.run.data import scored_groups
 from guda.run.models import architecture
 from guda.run.run import Run
 from guda.unlearning.bank import Packing
-from guda.unlearning.unlearn import UnlearnConfig
+from guda.unlearning.operators.continuation import ContinuationConfig
+from guda.unlearning.unlearn import OPERATORS, UnlearnConfig
 
 CARDS = (8, 16, 24, 80)  # GB
 
@@ -209,7 +211,11 @@ def _run_rows(run: Run, methods: Sequence[str] | None) -> Iterator[Footprint]:
         if not isinstance(config, UnlearnConfig):
             continue
         module, images = on_meta(), config.batch_forget + config.batch_retain
+        if isinstance(config, ContinuationConfig):
+            images = config.batch or (images if training is None else training.batch)
         lora = Packing.parse(config.store).kind == "lora"
+        # one pass for all groups keeps what each has changed, twice while it is packed
+        deltas = 2 * len(scored_groups(run)) if name in OPERATORS and OPERATORS[name].together else 0
         if lora:
             with torch.device("meta"):
                 wrap(module, Packing.parse(config.store).rank, 0, "plan")
@@ -217,7 +223,7 @@ def _run_rows(run: Run, methods: Sequence[str] | None) -> Iterator[Footprint]:
             recompute(module)
         yield training_footprint(
             f"unlearn by {name}, {images} images, {config.store}", module, call(images),
-            frozen_copies=0 if lora or adapted(module) else 1, optimizer=config.optimizer,
+            frozen_copies=0 if lora or adapted(module) else 1 + deltas, optimizer=config.optimizer,
         )  # fmt: skip
     if training is not None:
         module, images = on_meta(), -(-training.batch // training.accumulate)

@@ -80,7 +80,10 @@ class Stage:
 def disk(tasks: Iterable[Task], network: nn.Module) -> int:
     """Bytes that these tasks leave; only the shapes of the network count."""
     tasks = list(tasks)
-    stores = Counter(t.store for t in tasks if t.store is not None)
+    stores: Counter[str] = Counter()
+    for t in tasks:
+        if t.store is not None:
+            stores[t.store] += t.copies
     copies = sum(n * bank_fraction(network, store) for store, n in stores.items())
     return round(full_bytes(network) * copies) + sum(t.bytes for t in tasks)
 

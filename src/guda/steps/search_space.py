@@ -80,8 +80,11 @@ STANDARD: dict[str, Range | Choice] = {
 
 
 # methods for which less than the standard makes sense: `shift` has one loss for both sides, with nothing to weigh;
-# the `lr` of `synthesized` is of another kind
-DEFAULTS: dict[str, tuple[str, ...]] = {"shift": ("lr", "steps", "window"), "synthesized": ()}
+# the `lr` of `synthesized` is of another kind; a continued training forgets nothing by itself
+DEFAULTS: dict[str, tuple[str, ...]] = {
+    "shift": ("lr", "steps", "window"), "synthesized": (), "continuation": ("lr", "steps"), "short": ("lr", "steps"),
+    "tangent": ("lr", "steps"),
+}  # fmt: skip
 
 
 def default_space(cls: type[Method], base: Mapping[str, Any]) -> Space:

@@ -178,6 +178,11 @@ class Operator:
         self.teacher, self.data, self.group, self.config = teacher, data, group, config
 
     @classmethod
+    def regroups(cls, config: Any) -> bool:
+        """`regroupable`, with these settings."""
+        return cls.regroupable
+
+    @classmethod
     def settle(cls, config: Any, training: TrainingConfig | None) -> Any:
         """The settings with what the recipe's training decides where they leave it open."""
         return config
@@ -309,6 +314,13 @@ def check_groups(operator_id: str, groups: Groups, names: Sequence[str]) -> None
         )
 
 
+def refuse_unused(operator_id: str, conditional: Denoiser | None) -> None:
+    if conditional is not None:
+        raise GudaError(
+            "conditional-model-unused", f"{operator_id} has no use for a conditional model; leave `conditional` out"
+        )
+
+
 def make_operator(
     operator_id: str,
     teacher: Denoiser,
@@ -342,10 +354,8 @@ def make_operator(
             f"{operator_id} needs a group-conditional model of {len(data.groups)} groups and a null label: "
             "give conditional=...",
         )
-    if conditional is not None and not cls.needs_conditional:
-        raise GudaError(
-            "conditional-model-unused", f"{operator_id} has no use for a conditional model; leave `conditional` out"
-        )
+    if not cls.needs_conditional:
+        refuse_unused(operator_id, conditional)
     extra: list[Any] = [prompts] if cls.needs_prompts else [conditional] if cls.needs_conditional else []
     if cls.within_class and classes is not None:
         extra = [classes]
@@ -370,7 +380,8 @@ def unlearn_group(
     from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 
-    if OPERATORS.find(operator_id).together:
+    if OPERATORS.find(operator_id).together and group != CONTROL:
+        refuse_unused(operator_id, conditional)
         return unlearn_together(teacher, data, [group], operator_id, config, tick, prompts, latents)[group]
     config = OPERATORS.find(operator_id).settle(config, None)
     operator = make_operator(operator_id, teacher, data, group, config, conditional, prompts)
@@ -442,12 +453,10 @@ def unlearn_together(
     tick: Callable[[int, int], None] = lambda done, total: None,
     prompts: Prompts | Classes | None = None,
     latents: Latents | None = None,
-    members: dict[str, np.ndarray] | None = None,
 ) -> dict[str, Counterfactual]:
-    """theta_full with each of `groups` unlearned, by an operator that makes them in one pass. `members`: of groups that
-    are not the data's own, whether each image is in it."""
+    """theta_full with each of `groups` unlearned, by an operator that makes them in one pass."""
     known = data.groups
-    inside = members or {g: known.membership[:, known.index(g)] for g in groups}
+    inside = {g: known.membership[:, known.index(g)] for g in groups}
     return OPERATORS.find(operator_id).make_together(teacher, data, inside, config, tick, prompts, latents)
 
 

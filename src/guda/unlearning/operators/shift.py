@@ -22,7 +22,7 @@ from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
 from guda.unlearning.density import GaussianDensity, GaussianRemoval, ImageDensity, Removal, fit_gaussians
-from guda.unlearning.patches import PatchDensity, fit_windows, halves_at
+from guda.unlearning.patches import IMAGES, LEVELS, PatchDensity, fit_windows, halves_at
 from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, UnlearnConfig, operator, window_range
 
 
@@ -64,6 +64,16 @@ class Shift(Operator):
                 self.by_class[c] = self._density(np.flatnonzero(classes.numbers == int(c)))
             return
         self.density = self._density(np.arange(data.n))
+
+    @classmethod
+    def regroups(cls, config: Any) -> bool:
+        """Gaussians are those of the data's own groups; of random ones they would be another density."""
+        return bool(config.density != "gaussians")
+
+    @classmethod
+    def fit_evals(cls, config: Any) -> int:
+        """Windows of patches are fitted to the teacher's predictions."""
+        return super().fit_evals(config) + (LEVELS * IMAGES if config.density == "patches" else 0)
 
     def _density(self, images: np.ndarray) -> Removal:
         """How the density of these images changes without the group's."""

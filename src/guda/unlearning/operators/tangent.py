@@ -7,12 +7,14 @@ that share all their groups, so the gradient without group k is known as well:
     dg_k = (sum_i g_i - sum_{i in k} g_i) / (n - n_k) - (sum_i g_i) / n
     delta_k = - sum_steps eta c dg_k / (sqrt(v) + eps)          theta_-k = theta_full + scale delta_k
 
-eta: learning rate, c: the clipping factor, v: AdamW's second moment of the control. What is left out is feedback: that
-a step without k would be taken at another point. One forward and one backward pass over each batch serve every group,
-so sixty groups cost about as much as one; a continuation takes as many passes as there are groups. Memory grows with
-the groups: each keeps its delta_k until the end.
+eta: learning rate, c: the clipping factor, v: AdamW's second moment of the control. What is left out: that a step
+without k would be taken at another point (feedback), momentum, and that moments and clipping would be others. One
+forward and one backward pass over each batch serve every group, so sixty groups cost about as much as one; a
+continuation takes as many passes as there are groups. Memory grows with the groups: each keeps its delta_k until the
+end.
 
-`scale` keeps the change in the range where it is linear; it scales all groups alike, and excess scores do not see it.
+`scale` keeps the change in the range where it is linear. It scales all groups alike, so that log ratios to the average
+picture (path, excess) hardly depend on it.
 """
 
 from __future__ import annotations
@@ -93,12 +95,13 @@ def tangents(
     )
     [sampler] = made.samplers()
     atoms = atoms_of(data, members)
-    held = len(members) + min(int(atoms.max()) + 1, config.batch) + 3  # changes, gradients of a step, moments, a total
-    check_memory(
-        held * sum(p.numel() * p.element_size() for p in parameters),
-        f"tangent of {len(members)} groups at once",
-        "set store: lora:R, which moves fewer numbers, or ask about fewer groups (--groups)",
-    )
+    held = 2 * len(members) + min(int(atoms.max()) + 1, config.batch) + 6  # changes, kept ones, gradients, moments
+    if teacher.device.type == "cpu":
+        check_memory(
+            held * sum(p.numel() * p.element_size() for p in parameters),
+            f"tangent of {len(members)} groups at once",
+            "set store: lora:R, which moves fewer numbers, or ask about fewer groups (--groups)",
+        )
     moved = {group: [torch.zeros_like(p) for p in parameters] for group in members}
     for step in range(1, config.steps + 1):
         batch = sampler.draw(teacher, inputs, config, CONTROL, step - 1)
@@ -129,8 +132,8 @@ def tangents(
                 d -= inverse[i] * ((total[i] - sum(sums[atom][i] for atom in gone)) / left - total[i] / n)
         tick(step, config.steps)
     found = {}
-    for group, change in moved.items():
-        student.restore([p + config.scale * d for p, d in zip(begin, change, strict=True)])
+    for group in list(moved):
+        student.restore([p + config.scale * d for p, d in zip(begin, moved.pop(group), strict=True)])
         found[group] = student.counterfactual(group, "tangent")
     return found
 
