@@ -8,8 +8,8 @@ two, LOGO with three seeds. Everything that path.py measures (of_ceiling.E.M, kn
 fit_ratio.M       evaluation units of one retraining over those of fitting M for one group
 fit_seconds.M     seconds of the fit, per group; logo: of one retraining, without its start
 classifier.test   accuracy of a small convolutional classifier on the test split, which it has not seen
-classifier.KIND   its mean largest probability: on test pictures (real), on the model's samples (samples) and on the
-                  start's (start); confident.KIND: the share of pictures where it is above one half
+classifier.KIND   its mean largest probability: on test pictures (real) and on the model's samples (samples)
+confident.KIND    the share of pictures where it is above one half
 and the figures below; a sheet of samples beside training images goes to benchmarks/results/natural.png.
 
 cifar10-small (six classes at 16x16, its full model alone) and cifar10. `posterior` believes that the model's prediction
@@ -147,7 +147,7 @@ def train_classifier(x: torch.Tensor, y: torch.Tensor, classes: int, epochs: int
     return found.eval()
 
 
-def recognisable(run: Run, queries: str, start: Run, engine: steps.Engine) -> dict[str, float]:
+def recognisable(run: Run, queries: str) -> dict[str, float]:
     """Would a classifier of real pictures know what the samples show?"""
     size, names = run.recipe.data.size, load_data(run).groups.names
 
@@ -164,7 +164,6 @@ def recognisable(run: Run, queries: str, start: Run, engine: steps.Engine) -> di
     kinds = {
         "real": test,
         "samples": as_floats(load_queries(run, queries).images),
-        "start": as_floats(load_queries(start, steps.sample(start, engine)).images),
     }
     figures: dict[str, float] = {}
     with torch.no_grad():
@@ -192,7 +191,7 @@ def sheet(run: Run, queries: str, path: Path, columns: int = 16, rows: int = 4) 
 
 def cifar10(root: Path, engine: steps.Engine) -> DatasetEntry:
     run = prepared(root, "cifar10", engine)
-    start, queries = Run.open(root / "cifar10-start"), steps.sample(run, engine)
+    queries = steps.sample(run, engine)
     sheet(run, queries, RESULTS / "natural.png")
     # before variants and other step counts are fitted, whose seconds would be booked under the same names
     retraining, groups = get_method(run, "logo"), len(load_data(run).groups)
@@ -201,8 +200,8 @@ def cifar10(root: Path, engine: steps.Engine) -> DatasetEntry:
         if (seconds := method_cost(run, queries, get_method(run, m)).fit_seconds) is not None:
             spent[f"fit_seconds.{m}"] = seconds / groups
     spent["fit_seconds.logo"] /= len(run.recipe.settings("logo")["seeds"])
-    entry = measure_path(run, "cifar10", engine)
-    figures = entry.figures | spent | recognisable(run, queries, start, engine) | described(run)
+    entry = measure_path(run, "cifar10", engine, saved=False)
+    figures = entry.figures | spent | recognisable(run, queries) | described(run)
     asked = {m: (m, run) for m in METHODS["cifar10"]} | {
         label: (m, steps.override(run, methods=[m], settings=settings))
         for label, (m, settings) in VARIANTS["cifar10"].items()
@@ -228,9 +227,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "path")
     parser.add_argument("--only", nargs="*", choices=DATASETS, default=DATASETS)
+    parser.add_argument("--without", nargs="*", default=[], help="methods of cifar10 to leave out")
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     engine = steps.local_engine(given.workers)
+    METHODS["cifar10"] = tuple(m for m in METHODS["cifar10"] if m not in given.without)
     for name in given.only:
         entry = (cifar10 if name == "cifar10" else cifar10_small)(given.runs, engine)
         keep_entry(RESULTS / "natural.json", COMMAND, name, entry, DATASETS)

@@ -319,7 +319,8 @@ def known_groups(run: Run, name: str, held: str, groups: list[str], methods: lis
     return figures
 
 
-def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
+def measure(run: Run, name: str, engine: Engine, saved: bool = True) -> DatasetEntry:
+    """`saved`: also how many evaluations path saves, which asks for many plans."""
     queries = steps.sample(run, engine)
     methods = list(METHODS[name])
     figures: Figures = {}
@@ -365,7 +366,7 @@ def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
             gold = np.mean([found["elbo"][s].score for s in seeds], axis=0)[:FEW]
             narrow = bootstrap_mean(top1(found["elbo"][m].score[:FEW], gold))
             figures[f"top1_width.{m}"] = narrow.hi - narrow.lo
-        figures |= cost(run, queries, operators[0], engine)
+        figures |= cost(run, queries, operators[0], engine) if saved else {}
         if (held := held_out(run, name)) is not None:
             figures |= known_groups(run, name, *held, methods, engine)
     comparison, oracle = entry
