@@ -201,7 +201,8 @@ def cifar10(root: Path, engine: steps.Engine) -> DatasetEntry:
             spent[f"fit_seconds.{m}"] = seconds / groups
     spent["fit_seconds.logo"] /= len(run.recipe.settings("logo")["seeds"])
     entry = measure_path(run, "cifar10", engine, saved=False)
-    figures = entry.figures | spent | recognisable(run, queries) | described(run)
+    figures = entry.figures | spent | recognisable(run, queries)
+    figures |= described(run) if "posterior-patches" in VARIANTS["cifar10"] else {}
     asked = {m: (m, run) for m in METHODS["cifar10"]} | {
         label: (m, steps.override(run, methods=[m], settings=settings))
         for label, (m, settings) in VARIANTS["cifar10"].items()
@@ -232,6 +233,7 @@ def main() -> None:
     given = parser.parse_args()
     engine = steps.local_engine(given.workers)
     METHODS["cifar10"] = tuple(m for m in METHODS["cifar10"] if m not in given.without)
+    VARIANTS["cifar10"] = {label: v for label, v in VARIANTS["cifar10"].items() if label not in given.without}
     for name in given.only:
         entry = (cifar10 if name == "cifar10" else cifar10_small)(given.runs, engine)
         keep_entry(RESULTS / "natural.json", COMMAND, name, entry, DATASETS)
