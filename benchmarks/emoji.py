@@ -8,10 +8,10 @@ three anchors, continuation, tangent, short retrainings, blends and stacks of th
 baselines and `prompt`, each against LOGO, with intervals and ceiling, under both estimands (figures:
 benchmarks/conditional.py).
 
-Settings of the unlearning were chosen on queries of seed 7 (other noise, 8 of 10 objects others), for anchors-weighted;
-uniform and removed share them. The queries reported have seed 42. Weights of blends and stacks are chosen on pictures
-of seed 2042, of other objects. Continuation and short have the training's own settings and 80 steps, tangent 160;
-nothing was tuned here.
+Settings of the unlearning were chosen on queries of seed 7 (other noise, 8 of 10 objects others), for anchors-
+weighted; uniform and removed share them. The queries reported have seed 42. Weights of blends are chosen on pictures
+of seed 2042, of stacks on pictures of seed 4042, all of other objects. Continuation and short have the training's own
+settings and 80 steps, tangent 160; nothing was tuned here.
 
 `--runs` may hold runs that path.py made (emoji-start, emoji): what is trained is kept, missing LOGO seeds are added.
 

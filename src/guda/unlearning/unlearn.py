@@ -377,7 +377,6 @@ def unlearn_group(
 ) -> Counterfactual:
     """theta_full with `group` unlearned; of a coupled operator also its control (CONTROL). `notes` is filled with what
     is worth knowing of the fit: steps taken, ..."""
-    from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
     from diffusers.training_utils import EMAModel
 
     if OPERATORS.find(operator_id).together and group != CONTROL:
@@ -391,11 +390,7 @@ def unlearn_group(
     optimizer = make_optimizer(config.optimizer, student.parameters, config.lr, getattr(config, "weight_decay", 0.0))
     if config.checkpointing:
         recompute(student.denoiser.module)
-    schedule = (
-        get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
-        if config.decay
-        else get_constant_schedule_with_warmup(optimizer, config.warmup)
-    )
+    schedule = learning_rate(optimizer, config)
     ema = None if config.average is None else EMAModel(student.parameters, decay=config.average, foreach=True)
     inputs = Inputs(
         latents or encode_all(teacher, data.images, flips(config)), None if prompts is None else prompts.training
@@ -442,6 +437,15 @@ def unlearn_group(
     elif ema is not None:
         student.restore(current())
     return student.counterfactual(group, operator_id)
+
+
+def learning_rate(optimizer: torch.optim.Optimizer, config: Any) -> Any:
+    """Warm-up, then the peak rate or a cosine down to zero."""
+    from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+
+    if config.decay:
+        return get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
+    return get_constant_schedule_with_warmup(optimizer, config.warmup)
 
 
 def unlearn_together(

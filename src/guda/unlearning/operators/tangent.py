@@ -1,4 +1,4 @@
-"""tangent: a continued training without each group, to first order, for all groups from one pass.
+"""tangent: approximates a continued training without each group, for all groups from one pass.
 
 The model's training is continued once, with every image (the control of operators/continuation.py: the same batches,
 AdamW, learning rate, clipping). At each step the gradient of the batch is taken atom by atom, an atom being the images
@@ -35,7 +35,7 @@ from guda.memory import check_memory
 from guda.unlearning.bank import Counterfactual
 from guda.unlearning.operators.continuation import Continuation, ContinuationConfig
 from guda.unlearning.student import Student
-from guda.unlearning.unlearn import CONTROL, Inputs, flips, make_operator, operator
+from guda.unlearning.unlearn import CONTROL, Inputs, flips, learning_rate, make_operator, operator
 
 
 class TangentConfig(ContinuationConfig):
@@ -52,7 +52,7 @@ class TangentConfig(ContinuationConfig):
 @operator("tangent")
 class Tangent(Continuation):
     Config = TangentConfig
-    summary = "how a continued training would move without each group, to first order, for all groups at once"
+    summary = "about how a continued training would move without each group, for all groups from one pass"
     coupled = False
     together = True
 
@@ -74,8 +74,6 @@ def tangents(
     latents: Latents | None = None,
 ) -> dict[str, Counterfactual]:
     """Of every group in `members`, which says of each image whether it is in it (bool [n])."""
-    from diffusers.optimization import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
-
     config = Tangent.settle(config, None)
     made = make_operator("tangent", teacher, data, CONTROL, config, prompts=prompts)
     if teacher.n_classes is not None and prompts is None:
@@ -85,11 +83,7 @@ def tangents(
     optimizer = make_optimizer("adamw", parameters, config.lr, config.weight_decay)
     if config.checkpointing:
         recompute(student.denoiser.module)
-    schedule = (
-        get_cosine_schedule_with_warmup(optimizer, config.warmup, config.steps)
-        if config.decay
-        else get_constant_schedule_with_warmup(optimizer, config.warmup)
-    )
+    schedule = learning_rate(optimizer, config)
     inputs = Inputs(
         latents or encode_all(teacher, data.images, flips(config)), None if prompts is None else prompts.training
     )
