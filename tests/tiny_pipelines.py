@@ -265,3 +265,10 @@ def read(folder: Path) -> Any:
     pipe = DiffusionPipeline.from_pretrained(str(folder), **absent)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def clip_processor() -> Any:
+    """The class that prepares pictures by Pillow; transformers has renamed it."""
+    import transformers
+
+    return getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)

@@ -11,6 +11,7 @@ import torch
 from guda.baselines import encoders as lite
 from guda.baselines.encoders import BLOCK, _load, in_blocks, squares, transformer
 from refusals import refused
+from tiny_pipelines import clip_processor
 
 torch.set_num_threads(1)
 
@@ -24,7 +25,6 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CLIP of random weights with its picture settings, saved as on the Hub."""
     pytest.importorskip("transformers")
     from transformers import CLIPConfig, CLIPModel
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil as Processor
 
     folder = tmp_path_factory.mktemp("clip")
     small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -34,7 +34,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
         projection_dim=12,
     )  # fmt: skip
     CLIPModel(config).save_pretrained(folder)
-    Processor(size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24}).save_pretrained(folder)
+    clip_processor()(size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24}).save_pretrained(folder)
     return folder
 
 
@@ -42,10 +42,9 @@ def embeddings(folder: Path, images: np.ndarray) -> np.ndarray:
     """By transformers alone."""
     from PIL import Image
     from transformers import CLIPModel
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil as Processor
 
     rgb = [Image.fromarray(i.transpose(1, 2, 0) if len(i) == 3 else i[0]).convert("RGB") for i in images]
-    inputs = Processor.from_pretrained(folder)(images=rgb, return_tensors="pt")
+    inputs = clip_processor().from_pretrained(folder)(images=rgb, return_tensors="pt")
     with torch.inference_mode():
         found = CLIPModel.from_pretrained(folder).eval().get_image_features(**inputs)
     return getattr(found, "pooler_output", found).numpy()  # a tensor before transformers 5

@@ -36,7 +36,7 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
             state[f"unet.{name}.lora_B.weight"] = torch.randn(out, 2, generator=g) / 10
             layers.append(name)
     file = tmp_path_factory.mktemp("lora") / "style.safetensors"
-    about = {"unet.r": 2, "unet.lora_alpha": 6, "unet.target_modules": layers}
+    about = {"unet.r": 2, "unet.lora_alpha": 6, "unet.target_modules": layers, "unet.rank_pattern": {}}
     save_file(state, file, {"format": "pt", "lora_adapter_metadata": json.dumps(about)})
     return file
 

@@ -19,6 +19,7 @@ from guda.data.style_words import WORDS, statistics
 from guda.errors import GudaError
 from guda.run.recipe import Recipe
 from refusals import refused
+from tiny_pipelines import clip_processor
 
 # ---- which images ---------------------------------------------------------------------------------------------------
 
@@ -173,12 +174,12 @@ def test_a_word_list_of_ones_own(tmp_path: Path) -> None:
 def test_clip_similarities_are_cosines_of_the_two_halves(tmp_path: Path) -> None:
     import torch
     from PIL import Image
-    from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
+    from transformers import CLIPModel, CLIPTokenizer
 
     folder, data = write_clip(tmp_path / "clip"), styled(each=2)
     fits = clip_fits(str(folder), data.images, ["bold", "flat"])
     model, tokenizer = CLIPModel.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
-    pixels = CLIPImageProcessorPil.from_pretrained(folder)
+    pixels = clip_processor().from_pretrained(folder)
     with torch.no_grad():
         for i in (0, 7, 23):
             image = Image.fromarray(data.images[i].transpose(1, 2, 0))

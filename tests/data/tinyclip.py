@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tiny_pipelines import clip_processor
+
 SIZE = 16  # pixels a side
 
 
@@ -13,7 +15,6 @@ def write_clip(folder: Path, part: str = "whole") -> Path:
     import torch
     from transformers import (
         CLIPConfig,
-        CLIPImageProcessorPil,
         CLIPModel,
         CLIPTextModel,
         CLIPTextModelWithProjection,
@@ -34,9 +35,8 @@ def write_clip(folder: Path, part: str = "whole") -> Path:
             torch.nn.init.normal_(p, std=0.3)
     if part == "whole":
         whole.save_pretrained(folder)
-        CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE}).save_pretrained(
-            folder
-        )
+        crop = {"height": SIZE, "width": SIZE}
+        clip_processor()(size={"shortest_edge": SIZE}, crop_size=crop).save_pretrained(folder)
     else:
         half = (CLIPTextModelWithProjection if part == "projected" else CLIPTextModel)(config.text_config)
         weights = whole.state_dict()

@@ -70,9 +70,12 @@ def _options(command: Any, name: str) -> list[str]:
 
 def _value(option: Any) -> str:
     """What the option takes: its metavar, its choices or the name of its type."""
-    kind = option.type_descriptor.annotation
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    return f"`{option.metavar or '|'.join(choices) or kind.__name__.upper()}`".replace("|", r"\|")
+    if hasattr(option, "type_descriptor"):
+        kind = option.type_descriptor.annotation
+        name, choices = kind.__name__, get_args(kind) if get_origin(kind) is Literal else ()
+    else:  # typer before 0.20
+        name, choices = option.type.name, getattr(option.type, "choices", ())
+    return f"`{option.metavar or '|'.join(choices) or name.upper()}`".replace("|", r"\|")
 
 
 def _default(p: Any) -> str:

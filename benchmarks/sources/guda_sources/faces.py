@@ -54,7 +54,7 @@ def families(folder: Path) -> tuple[list[Family], dict[str, str]]:
     unreadable: dict[str, str] = {}
     for file in sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()):
         try:
-            family, style = ImageFont.truetype(file, 16).getname()
+            family, style = ImageFont.truetype(str(file), 16).getname()
         except (OSError, ValueError) as e:
             unreadable[str(file.relative_to(folder))] = str(e)
             continue

@@ -68,7 +68,7 @@ class Pen:
 
         self.file, self.side = file, size * FINER
         basic = ImageFont.Layout.BASIC  # no ligatures, and the same with or without libraqm
-        self._at = cache(lambda em: ImageFont.truetype(file, em, layout_engine=basic))
+        self._at = cache(lambda em: ImageFont.truetype(str(file), em, layout_engine=basic))
         em = float(self.side)
         try:
             font = self._at(em)
