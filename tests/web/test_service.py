@@ -53,7 +53,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
 
 def test_methods_that_can_be_raced(service: Service) -> None:
     assert service.methods == ["retrack"]
-    assert service.told is None
+    assert service.condition is None
 
 
 def test_ends_at_the_bytes_of_the_command_line(service: Service, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from guda.web.uploads import Refused
 def test_the_prompt_is_part_of_the_question(tmp_path: Path) -> None:
     service = Service(copy_text(tmp_path / "run").root)
     service.warm()
-    assert service.told == "prompt"
+    assert service.condition == "prompt"
     path = tmp_path / "large.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)).save(path)
     with pytest.raises(Refused, match="enter the prompt"):

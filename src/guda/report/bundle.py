@@ -8,7 +8,7 @@ The archive's bytes are a function of its files: members are sorted, stored with
 reader can pack again what was read and compare: an altered byte is noticed wherever it is.
 
 Bundles come from strangers. Nothing is ever extracted: members are read into memory, and refused if they are packed,
-encrypted, too many, too large, twice there, or named as anything but a plain file.
+encrypted, too many, too large, listed twice, or named as anything but a plain file.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _members(path: Path, data: bytes) -> dict[str, bytes]:
                     raise GudaError("bundle-packed", f"{path}: {name} is compressed or encrypted; refused")
                 files[name] = _content(path, archive, info)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError, RuntimeError) as e:
-        raise GudaError("bundle-damaged", f"{path} is no whole .zip file ({e}); get it again") from None
+        raise GudaError("bundle-damaged", f"{path} is not a complete .zip file ({e}); get it again") from None
     return files
 
 
@@ -148,14 +148,14 @@ def _check(path: Path, files: Mapping[str, bytes]) -> None:
         listed = {str(name): (str(entry["sha256"]), entry["bytes"]) for name, entry in value["files"].items()}
         schema = value["schema"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _altered(path, MANIFEST, "it is no manifest") from None
+        raise _altered(path, MANIFEST, "it is not a manifest") from None
     if schema != SCHEMA:
         raise GudaError("bundle-schema-unknown", f"{path}: schema {str(schema)[:40]!r}; this guda reads {SCHEMA}")
-    for name, (known, size) in listed.items():
+    for name, (checksum, size) in listed.items():
         if name not in files:
             raise _altered(path, name[:80], "it is missing")
-        if sha256(files[name]) != known or len(files[name]) != size:
-            raise _altered(path, name, f"SHA-256 {sha256(files[name])[:12]}..., the manifest has {known[:12]}...")
+        if sha256(files[name]) != checksum or len(files[name]) != size:
+            raise _altered(path, name, f"SHA-256 {sha256(files[name])[:12]}..., the manifest has {checksum[:12]}...")
     for name in files:
         if name not in listed and name not in (MANIFEST, SIGNATURE, SIGNER):
             raise _altered(path, name, "the manifest does not list it")
@@ -176,14 +176,14 @@ def _private(path: Path) -> Any:
 
     how = "make one with: openssl genpkey -algorithm ed25519 -out key.pem"
     try:
-        found = _crypto().load_pem_private_key(_read(path, key=True), password=None)
+        key = _crypto().load_pem_private_key(_read(path, key=True), password=None)
     except TypeError:
         raise GudaError("key-encrypted", f"{path} is protected by a password, which guda does not ask for") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise GudaError("key-invalid", f"{path} is no private key in PEM form; {how}") from None
-    if not isinstance(found, Ed25519PrivateKey):
-        raise GudaError("key-invalid", f"{path} is no ed25519 key; {how}")
-    return found
+        raise GudaError("key-invalid", f"{path} is not a private key in PEM form; {how}") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise GudaError("key-invalid", f"{path} is not an ed25519 key; {how}")
+    return key
 
 
 def check_key(path: Path) -> None:
@@ -206,17 +206,16 @@ def _public(data: bytes, where: str) -> Any:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        found = _crypto().load_pem_public_key(data)
+        key = _crypto().load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
-        found = None
-    if not isinstance(found, Ed25519PublicKey):
-        raise GudaError("key-invalid", f"{where} is no public ed25519 key in PEM form")
-    return found
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise GudaError("key-invalid", f"{where} is not a public ed25519 key in PEM form")
+    return key
 
 
 def _raw(key: Any) -> bytes:
-    found: bytes = key.public_bytes_raw()
-    return found
+    return bytes(key.public_bytes_raw())
 
 
 def check_signature(path: Path, files: Mapping[str, bytes], key: Path | None = None) -> str | None:
@@ -237,7 +236,7 @@ def check_signature(path: Path, files: Mapping[str, bytes], key: Path | None = N
     except (InvalidSignature, binascii.Error, ValueError):
         raise GudaError(
             "bundle-signature-invalid",
-            f"{path}: {SIGNATURE} is no signature of {MANIFEST} by {SIGNER}; do not rely on it",
+            f"{path}: {SIGNATURE} is not a signature of {MANIFEST} by {SIGNER}; do not rely on it",
         ) from None
     spki = signer.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return sha256(spki)

@@ -65,34 +65,34 @@ def gather_examples(content: Content, examples: Iterable[int], engine: Engine) -
 def card_evidence(content: Content, q: int, symbols: Symbols) -> CardEvidence | None:
     """None where it was not gathered, or for another group than the first."""
     try:
-        found = read_evidence(content.run, content.name, content.queries.ids[q], content.view.id,
+        evidence = read_evidence(content.run, content.name, content.queries.ids[q], content.view.id,
                               first_group(content.view, q))  # fmt: skip
     except GudaError:  # a run of given scores, a method without models, a model that has changed since
         return None
-    return None if found is None else _drawn(content, q, found, symbols)
+    return None if evidence is None else _drawn(content, q, evidence, symbols)
 
 
-def _drawn(content: Content, q: int, found: Evidence, symbols: Symbols) -> CardEvidence:
-    pixels, whole, data = content.queries.images[q], found.map.whole, load_data(content.run)
+def _drawn(content: Content, q: int, evidence: Evidence, symbols: Symbols) -> CardEvidence:
+    pixels, whole, data = content.queries.images[q], evidence.map.whole, load_data(content.run)
     top = map_figure.top_of([whole])
-    worse = None if found.signed is None else found.signed.whole
-    near = found.near[-1].index[:NEAREST]
+    worse = None if evidence.signed is None else evidence.signed.whole
+    near = evidence.near[-1].index[:NEAREST]
 
     def shown(image: object) -> str:
         return symbols.add_png(png(image))
 
     return CardEvidence(
-        found.group,
+        evidence.group,
         shown(map_figure.overlay(pixels, whole, top, SIDE)),
         None if worse is None else shown(map_figure.overlay(pixels, worse, map_figure.top_of([worse]), SIDE)),
         map_figure.scale_ends(top, whole.signed),
         whole.signed,
         f"{whole.score:.2f}",
         map_figure.floor_sentence(whole),
-        symbols.add(found.drawn.full, EXEMPLAR),
-        symbols.add(found.drawn.without, EXEMPLAR),
-        found.drawn.by,
-        bool((found.drawn.full == found.drawn.picture).all()),
-        found.drawn.psnr,
+        symbols.add(evidence.drawn.full, EXEMPLAR),
+        symbols.add(evidence.drawn.without, EXEMPLAR),
+        evidence.drawn.by,
+        bool((evidence.drawn.full == evidence.drawn.picture).all()),
+        evidence.drawn.psnr,
         tuple((symbols.add(data.images[i], EXEMPLAR), str(data.ids[i])) for i in near),
     )

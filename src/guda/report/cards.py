@@ -23,7 +23,10 @@ from guda.table import decimals, interval, measured, probability, signed
 
 PER = 1000  # images
 
-ODDS, LEAST = 3, 0.005  # groups of a picture whose probability of being first is told beside its verdict, if it is more
+ODDS, LEAST = (
+    3,
+    0.005,
+)  # groups of a picture whose probability of being first is shown beside its verdict, if it is more
 
 ANSWERS = 6  # groups of an answer set that a card names; the others are counted
 
@@ -49,8 +52,10 @@ class MethodView:
         self.null = None if null is None else null.quantile()  # what 95 % of placebo scores are below
         self.id, self.unit, self.estimand = scores.method, scores.unit, scores.estimand
         self.reading = scores.reading
-        known = scores.lo is not None and scores.hi is not None and bool(np.isfinite(scores.lo).any())
-        self.lo, self.hi = (scores.lo, scores.hi) if known else (None, None)  # NaN: a race saw the group only once
+        measured_intervals = scores.lo is not None and scores.hi is not None and bool(np.isfinite(scores.lo).any())
+        self.lo, self.hi = (
+            (scores.lo, scores.hi) if measured_intervals else (None, None)
+        )  # NaN: a race saw the group only once
         self.digits = decimals(scores.score)
         self.above = None if null is None else self._above(null)
 
@@ -104,13 +109,15 @@ class MethodView:
         score, lo, hi = self._scaled(PER / self.sizes)
         unit, order = f"{self.unit} {tr('per {n} images', n=f'{PER:,}')}", self.per_order
 
-        def known(array: np.ndarray | None, q: int, g: int) -> float | None:
+        def finite(array: np.ndarray | None, q: int, g: int) -> float | None:
             return None if array is None or np.isnan(array[q, g]) else float(array[q, g])
 
         return [
             verdict(
                 [
-                    GroupScore(self.scores.groups[g], float(score[q, g]), known(lo, q, g), known(hi, q, g), rank, unit)
+                    GroupScore(
+                        self.scores.groups[g], float(score[q, g]), finite(lo, q, g), finite(hi, q, g), rank, unit
+                    )
                     for rank, g in enumerate(order[q], 1)
                 ],
                 self.per_digits,
@@ -126,13 +133,13 @@ class MethodView:
         return np.argsort(self.scores.rank, axis=1, kind="stable")
 
     def first_probability(self) -> np.ndarray | None:
-        """[Q]: of each picture's first group; None where the method tells none."""
+        """[Q]: of each picture's first group; None where the method has none."""
         p = self.scores.p_first
         return None if p is None or np.isnan(p).all() else np.take_along_axis(p, self.order[:, :1], 1)[:, 0]
 
     @property
     def odds_label(self) -> str:
-        """What stands before a picture's most probable groups. A calibrated set says what retraining would; else the
+        """The label of a picture's most probable groups. A calibrated set says what retraining would; else the
         probability is of the noise of scoring, unless the spread over trainings is known."""
         if self.scores.answer is not None:
             return tr("retraining puts one of these groups first (95 % of pictures)")
@@ -150,22 +157,22 @@ class MethodView:
         p = self.scores.p_first[q]
         return [(int(g), float(p[g])) for g in np.argsort(-p, kind="stable") if p[g] >= LEAST]
 
-    def told_odds(self, q: int) -> list[tuple[str, str]]:
+    def named_odds(self, q: int) -> list[tuple[str, str]]:
         """The same in words: (group, probability)."""
         most = ODDS if self.scores.answer is None else ANSWERS
         return [(self.scores.groups[g], "" if p is None else probability(p)) for g, p in self.odds(q)[:most]]
 
-    def untold(self, q: int) -> int:
+    def unnamed(self, q: int) -> int:
         """Groups of the answer set that are counted, not named."""
         return 0 if self.scores.answer is None else max(0, len(self.odds(q)) - ANSWERS)
 
     def counts(self) -> dict[Kind, int]:
         """Pictures per verdict; the three that intervals alone decide are counted even where there are none."""
-        found = Counter(v.kind for v in self.verdicts)
+        pictures = Counter(v.kind for v in self.verdicts)
         kinds: tuple[Kind, ...] = ("unmeasured",) if self.lo is None else ("stands-out", "close", "nothing")
         others: tuple[Kind, ...] = ("foreign", "copy", "unmeasured")
-        kinds += tuple(kind for kind in others if found[kind] and kind not in kinds)
-        return {kind: found[kind] for kind in kinds}
+        kinds += tuple(kind for kind in others if pictures[kind] and kind not in kinds)
+        return {kind: pictures[kind] for kind in kinds}
 
     def above_zero(self) -> float | None:
         """Share of all scores whose interval is above zero."""
@@ -197,15 +204,15 @@ class MethodView:
         more = ""
         if self.per_image:
             per = signed(float(self.per_score[q, g]), self.per_digits)
-            told = tr("per {n} images", n=f"{PER:,}"), tr("group of {n}", n=f"{int(self.sizes[g]):,}")
-            more = f"; {per} {told[0]} ({told[1]})"
-        found = self.scores.cell(q, g)
-        if found.p_first is not None and self.scores.answer is None:  # a calibrated set says it instead
-            more += "; " + tr("first with probability {p}", p=probability(found.p_first))
-        if found.predicted_lo is not None and found.predicted_hi is not None:
-            between = interval(found.predicted_lo, found.predicted_hi, self.digits)
+            unit, size = tr("per {n} images", n=f"{PER:,}"), tr("group of {n}", n=f"{int(self.sizes[g]):,}")
+            more = f"; {per} {unit} ({size})"
+        cell = self.scores.cell(q, g)
+        if cell.p_first is not None and self.scores.answer is None:  # a calibrated set says it instead
+            more += "; " + tr("first with probability {p}", p=probability(cell.p_first))
+        if cell.predicted_lo is not None and cell.predicted_hi is not None:
+            between = interval(cell.predicted_lo, cell.predicted_hi, self.digits)
             more += "; " + tr("another training would score {between} (95 %)", between=between)
-        return make_row(g, found, scale, self.digits, more)
+        return make_row(g, cell, scale, self.digits, more)
 
     def group_lines(self, exemplars: Sequence[tuple[str, ...]]) -> list[GroupLine]:
         named = [v.kind != "foreign" for v in self.verdicts]  # a foreign picture names no group
@@ -238,7 +245,7 @@ class MethodView:
                 return None
             return [[None if np.isnan(v) else float(f"{v:.9g}") for v in row] for row in values]
 
-        def said(verdicts: list[Verdict]) -> list[list[str]]:
+        def in_words(verdicts: list[Verdict]) -> list[list[str]]:
             return [[v.kind, v.headline, v.detail, v.note] for v in verdicts]
 
         score = table(self.scores.score)
@@ -257,7 +264,7 @@ class MethodView:
             [[[g, None if p is None else float(f"{p:.3g}")] for g, p in self.odds(q)]
              for q in range(len(self.scores.queries))],
             "oddsLabel": self.odds_label, "answers": ANSWERS if self.scores.answer is not None else 0,
-            "digits": self.digits, "width": self.width(), "verdicts": said(self.verdicts),
+            "digits": self.digits, "width": self.width(), "verdicts": in_words(self.verdicts),
             "perDigits": self.per_digits, "perWidth": self.width(PER / self.sizes, self.per_digits),
-            "perVerdicts": said(self.per_verdicts) if self.per_image else None,
+            "perVerdicts": in_words(self.per_verdicts) if self.per_image else None,
         }  # fmt: skip

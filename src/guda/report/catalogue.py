@@ -51,7 +51,7 @@ PLOT, GRID = ("svg", "pdf", "png"), ("png",)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """Of what a figure is drawn; what is None is chosen by the figure."""
 
     run: Run
@@ -73,39 +73,39 @@ class Asked:
     def scores(self, method: str | None = None) -> Scores:
         from guda.steps import scored_methods, scores_path
 
-        name, wanted = self.set, method or str(self.method)
-        if wanted not in (there := scored_methods(self.run, name)):
+        name, method_id = self.set, method or str(self.method)
+        if method_id not in (scored := scored_methods(self.run, name)):
             raise GudaError(
                 "scores-missing",
-                f"no scores of {name!r} by {wanted!r} in {self.run.root}; there are scores by "
-                f"{', '.join(there) or 'no method'}{suggestion(wanted, there)}",
+                f"no scores of {name!r} by {method_id!r} in {self.run.root}; there are scores by "
+                f"{', '.join(scored) or 'no method'}{suggestion(method_id, scored)}",
             )
-        return Scores.read(scores_path(self.run, name, wanted))
+        return Scores.read(scores_path(self.run, name, method_id))
 
     def evaluation(self) -> DatasetEntry:
         name = self.set
-        found = read_evaluation(self.run, name, load_queries(self.run, name).n, len(scored_groups(self.run)))
-        if found is None:
+        entry = read_evaluation(self.run, name, load_queries(self.run, name).n, len(scored_groups(self.run)))
+        if entry is None:
             fix = f"guda evaluate {self.run.root} --queries {name}"
             raise GudaError(
                 "evaluation-missing", f"{name!r} of {self.run.root} is not evaluated against the oracle yet; run: {fix}"
             )
-        return found
+        return entry
 
 
 # ---- which method, if none is named -------------------------------------------------------------------------------
-def _main(asked: Asked) -> str:
+def _main(request: Request) -> str:
     """The one that the report shows first."""
     from guda.steps import scored_methods
 
-    name = asked.set
-    there = scored_methods(asked.run, name)
-    if not there:
-        fix = f"guda score {asked.run.root} --queries {name}"
-        raise GudaError("scores-missing", f"no scores of {name!r} in {asked.run.root}; run: {fix}")
-    scores = [asked.scores(m) for m in there]
-    entry = read_evaluation(asked.run, name, len(scores[0].queries), len(scores[0].groups))
-    return there[main_method(asked.run, scores, entry)]
+    name = request.set
+    methods = scored_methods(request.run, name)
+    if not methods:
+        fix = f"guda score {request.run.root} --queries {name}"
+        raise GudaError("scores-missing", f"no scores of {name!r} in {request.run.root}; run: {fix}")
+    scores = [request.scores(m) for m in methods]
+    entry = read_evaluation(request.run, name, len(scores[0].queries), len(scores[0].groups))
+    return methods[main_method(request.run, scores, entry)]
 
 
 def with_models(run: Run, methods: list[str]) -> list[str]:
@@ -114,78 +114,81 @@ def with_models(run: Run, methods: list[str]) -> list[str]:
     return [m.method_id for m in every if m.counterfactuals and len(m.parts()) == 1 and m.ranks_groups]
 
 
-def _first_with_models(asked: Asked) -> str:
-    there = with_models(asked.run, list(asked.run.recipe.methods))
-    if not there:
+def _first_with_models(request: Request) -> str:
+    methods = with_models(request.run, list(request.run.recipe.methods))
+    if not methods:
         raise GudaError(
-            "methods-none", f"the recipe of {asked.run.root} names no method with counterfactual models; give --method"
+            "methods-none",
+            f"the recipe of {request.run.root} names no method with counterfactual models; give --method",
         )
-    return next((m for m in there if m != CEILING), there[0])
+    return next((m for m in methods if m != CEILING), methods[0])
 
 
 # ---- how each is drawn --------------------------------------------------------------------------------------------
-def _cost_fidelity(asked: Asked, path: Path) -> Path:
-    return figures.cost_fidelity(asked.title, asked.evaluation(), path, timings=_timings(asked))
+def _cost_fidelity(request: Request, path: Path) -> Path:
+    return figures.cost_fidelity(request.title, request.evaluation(), path, timings=_timings(request))
 
 
-def _timings(asked: Asked) -> list[Timing]:
-    return timings(asked.run, asked.set, list(asked.evaluation().methods))
+def _timings(request: Request) -> list[Timing]:
+    return timings(request.run, request.set, list(request.evaluation().methods))
 
 
-def _timing(asked: Asked, path: Path) -> Path:
-    return figures.timing(asked.title, _timings(asked), path)
+def _timing(request: Request, path: Path) -> Path:
+    return figures.timing(request.title, _timings(request), path)
 
 
-def _heat_map(asked: Asked, path: Path) -> Path:
-    return figures.heatmap(asked.scores(), path)
+def _heat_map(request: Request, path: Path) -> Path:
+    return figures.heatmap(request.scores(), path)
 
 
-def _ranking(asked: Asked, path: Path) -> Path:
+def _ranking(request: Request, path: Path) -> Path:
     from guda.steps import scored_methods
 
-    scores, queries = asked.scores(), load_queries(asked.run, asked.set)
-    query = asked.query or ""
+    scores, queries = request.scores(), load_queries(request.run, request.set)
+    query = request.query or ""
     scores[query]  # an unknown id is refused, with the nearest there is
     first = None
-    oracle = asked.run.recipe.evaluation.against
-    if oracle != asked.method and oracle in scored_methods(asked.run, asked.set):
-        first = asked.scores(oracle)[query].ranked[0].group
+    oracle = request.run.recipe.evaluation.against
+    if oracle != request.method and oracle in scored_methods(request.run, request.set):
+        first = request.scores(oracle)[query].ranked[0].group
     return figures.ranking(scores, query, queries.images[queries.ids.index(query)], path, first)
 
 
-def _likelihood(asked: Asked, path: Path) -> Path:
+def _likelihood(request: Request, path: Path) -> Path:
     from guda.steps import likelihood_path
 
-    file = likelihood_path(asked.run, asked.set, f"{asked.method}.parquet")
-    one = asked.scores()
+    file = likelihood_path(request.run, request.set, f"{request.method}.parquet")
+    elbo = request.scores()
     if not file.is_file():
-        fix = f"guda likelihood {asked.run.root} --queries {asked.set} --method {asked.method}"
-        raise GudaError("likelihoods-missing", f"no likelihoods of {asked.set!r} by {asked.method}; run: {fix}")
-    two = Scores.read(file)
-    same = [one.queries.index(q) for q in two.queries]
-    found = read_likelihood(file.with_name("evaluation.json")).correlations.get(str(asked.method), {})
-    told = {COLUMNS[k]: f.mean for k, f in found.items()}
-    return figures.elbo_vs_likelihood(f"{asked.title}, {asked.method}", one.score[same], two.score, path, told)
+        fix = f"guda likelihood {request.run.root} --queries {request.set} --method {request.method}"
+        raise GudaError("likelihoods-missing", f"no likelihoods of {request.set!r} by {request.method}; run: {fix}")
+    likelihood = Scores.read(file)
+    same = [elbo.queries.index(q) for q in likelihood.queries]
+    correlations = read_likelihood(file.with_name("evaluation.json")).correlations.get(str(request.method), {})
+    printed = {COLUMNS[k]: f.mean for k, f in correlations.items()}
+    return figures.elbo_vs_likelihood(
+        f"{request.title}, {request.method}", elbo.score[same], likelihood.score, path, printed
+    )
 
 
-def _exemplars(asked: Asked, path: Path) -> Path:
-    return pictures.exemplars(load_data(asked.run), path)
+def _exemplars(request: Request, path: Path) -> Path:
+    return pictures.exemplars(load_data(request.run), path)
 
 
-def _same_noise(asked: Asked, path: Path) -> Path:
-    method = str(asked.method)
-    asked.engine(asked.run, same_noise_tasks(asked.run, method), "draw pictures from the same noise")
-    return same_noise(asked.run, method, path=path)
+def _same_noise(request: Request, path: Path) -> Path:
+    method = str(request.method)
+    request.engine(request.run, same_noise_tasks(request.run, method), "draw pictures from the same noise")
+    return same_noise(request.run, method, path=path)
 
 
 # ---- the list -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Figure:
     about: str
-    draw: Callable[[Asked, Path], Path]
+    draw: Callable[[Request, Path], Path]
     file: str  # name of the file in RUN/figures, without its ending
     takes: tuple[str, ...] = ()  # of queries, method, query
-    method: Callable[[Asked], str] | None = None  # which, if none is named
+    method: Callable[[Request], str] | None = None  # which, if none is named
     ends: tuple[str, ...] = PLOT
 
 
@@ -199,7 +202,7 @@ FIGURES = {
     "timing": Figure("time of every method against the number of pictures",
                      _timing, "timing", ("queries",)),
     "likelihood": Figure("delta ELBO against delta log p (after guda likelihood)",
-                         _likelihood, "elbo-likelihood", ("queries", "method"), lambda asked: CEILING),
+                         _likelihood, "elbo-likelihood", ("queries", "method"), lambda request: CEILING),
     "exemplars": Figure("training images of every group (PNG)", _exemplars, "exemplars", ends=GRID),
     "same-noise": Figure("pictures from the same noise by the full model and without each group (PNG)",
                          _same_noise, "same-noise-{method}", ("method",), _first_with_models, GRID),
@@ -226,33 +229,33 @@ def figure(
     query: str | None = None,
 ) -> Path:
     """Draw one figure of a run; RUN/figures/<its file>.svg (.png for pictures) unless `out` is given."""
-    found, asked = known_figure(name), Asked(run, engine, queries, method, query)
+    chosen, request = known_figure(name), Request(run, engine, queries, method, query)
     for option in ("queries", "method", "query"):
-        if getattr(asked, option) is not None and option not in found.takes:
+        if getattr(request, option) is not None and option not in chosen.takes:
             raise GudaError("figure-option-unsupported", f"the figure {name} takes no --{option}")
-    if "query" in found.takes and query is None:
-        example = load_queries(run, asked.set).ids[0]
+    if "query" in chosen.takes and query is None:
+        example = load_queries(run, request.set).ids[0]
         raise GudaError(
             "figure-query-missing", f"the figure {name} is of one picture; give its id, e.g. --query {example}"
         )
-    if out is not None and out.suffix.removeprefix(".") not in found.ends:
-        why = "is a grid of pictures, written" if found.ends == GRID else "is written"
+    if out is not None and out.suffix.removeprefix(".") not in chosen.ends:
+        why = "is a grid of pictures, written" if chosen.ends == GRID else "is written"
         raise GudaError(
             "figure-type-unsupported",
-            f"the figure {name} {why} as {_either([f'.{e}' for e in found.ends])}, not as {out.name}",
+            f"the figure {name} {why} as {_either([f'.{e}' for e in chosen.ends])}, not as {out.name}",
         )
     if method is not None:
         get_method(run, method)  # an unknown one is refused with those there are
-    elif found.method is not None:
-        asked = replace(asked, method=found.method(asked))
-    return found.draw(asked, out or run.path("figures", f"{_stem(found, asked)}.{found.ends[0]}"))
+    elif chosen.method is not None:
+        request = replace(request, method=chosen.method(request))
+    return chosen.draw(request, out or run.path("figures", f"{_stem(chosen, request)}.{chosen.ends[0]}"))
 
 
-def _stem(found: Figure, asked: Asked) -> str:
-    """Ids and names of sets may be paths; a set that was asked for by name has files of its own."""
-    stem = found.file.format(method=asked.method, query=asked.query)
-    stem += f"-{asked.method}" if asked.method not in (None, CEILING) and "{method}" not in found.file else ""
-    stem += f"-{asked.queries}" if asked.queries else ""
+def _stem(chosen: Figure, request: Request) -> str:
+    """Ids and names of sets may be paths; a set that was requested by name has files of its own."""
+    stem = chosen.file.format(method=request.method, query=request.query)
+    stem += f"-{request.method}" if request.method not in (None, CEILING) and "{method}" not in chosen.file else ""
+    stem += f"-{request.queries}" if request.queries else ""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", stem)
 
 
@@ -301,13 +304,13 @@ def _likelihood_tables(run: Run, name: str, entry: DatasetEntry, queries: str, s
     path = run.path("scores", queries, VARIANT, "evaluation.json")
     if not path.is_file():
         return []
-    found = read_likelihood(path)
+    evaluation = read_likelihood(path)
     tables = []
-    if logo := found.correlations.get(CEILING):
-        note = f"{found.estimand}. {reliability_sentence(found)}"
-        tables.append(correlation_table(name, logo, found.n_queries, entry.n_groups or 0, note, same))
-    if found.oracles:
-        tables.append(oracles_table(name, found.oracles["elbo"], found.oracles["likelihood"], same))
+    if logo := evaluation.correlations.get(CEILING):
+        note = f"{evaluation.estimand}. {reliability_sentence(evaluation)}"
+        tables.append(correlation_table(name, logo, evaluation.n_queries, entry.n_groups or 0, note, same))
+    if evaluation.oracles:
+        tables.append(oracles_table(name, evaluation.oracles["elbo"], evaluation.oracles["likelihood"], same))
     return tables
 
 
@@ -319,11 +322,11 @@ def write_figures(run: Run, engine: Engine) -> list[Path]:
     entry = read_entry(scores_folder(run, queries) / "evaluation.json")
     others = [m for m in entry.methods if m != CEILING]
     best = sorted(others, key=lambda m: -entry.methods[m].metrics["top1"].mean)[:1]  # none of LOGO alone
-    asked: list[tuple[str, str | None]] = [
+    drawn: list[tuple[str, str | None]] = [
         *([("cost-fidelity", None)] if others else []), ("timing", None), ("exemplars", None),
         *(("heat-map", m) for m in [CEILING, *best]),
         *(("same-noise", m) for m in [CEILING, *with_models(run, others)[:1]]),
     ]  # fmt: skip
     if scores_path(run, queries, CEILING, VARIANT).is_file():
-        asked.append(("likelihood", CEILING))
-    return [figure(run, name, engine, method=method) for name, method in asked]
+        drawn.append(("likelihood", CEILING))
+    return [figure(run, name, engine, method=method) for name, method in drawn]

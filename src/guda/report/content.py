@@ -33,7 +33,7 @@ class Content:
     run: Run
     name: str  # of the query set
     variant: str | None  # the stop rule, where scores are raced
-    data: ImageData  # the groups that were asked about
+    data: ImageData  # the groups that are scored
     queries: Queries
     views: list[MethodView]
     main: int  # whose answers are shown first
@@ -45,12 +45,12 @@ class Content:
         from guda.steps import placebo_null
 
         data, queries = scored_data(run), load_queries(run, name)
-        found = read_scores(run, data, queries, name, variant)
+        scores = read_scores(run, data, queries, name, variant)
         # placebos are scored by the recipe's rounds, and a race estimates the same scores
-        nulls = {s.method: placebo_null(run, name, s.method) for s in found}
-        views = [MethodView(s, data.groups.sizes, _about(s.method), nulls[s.method]) for s in found]
+        nulls = {s.method: placebo_null(run, name, s.method) for s in scores}
+        views = [MethodView(s, data.groups.sizes, _about(s.method), nulls[s.method]) for s in scores]
         entry = None if variant else trust.read_evaluation(run, name, queries.n, len(data.groups))
-        return cls(run, name, variant, data, queries, views, main_method(run, found, entry), nulls, entry)
+        return cls(run, name, variant, data, queries, views, main_method(run, scores, entry), nulls, entry)
 
     @property
     def view(self) -> MethodView:
@@ -60,14 +60,14 @@ class Content:
     def oracle(self) -> MethodView | None:
         """Retraining, where it was scored; beside raced scores stands the oracle by the recipe's rounds."""
         against = self.run.recipe.evaluation.against
-        found = next((v for v in self.views if v.id == against), None)
-        if found is None and self.variant is not None:
+        view = next((v for v in self.views if v.id == against), None)
+        if view is None and self.variant is not None:
             from guda.steps import scored_methods
 
             if against in scored_methods(self.run, self.name):
                 scores = read_scores(self.run, self.data, self.queries, self.name, None, only=against)[0]
-                found = MethodView(scores, self.data.groups.sizes, _about(against))
-        return found
+                view = MethodView(scores, self.data.groups.sizes, _about(against))
+        return view
 
     @cached_property
     def oracle_first(self) -> list[int] | None:
@@ -84,14 +84,14 @@ class Content:
         from guda.methods.base import get_method
         from guda.steps import scores_path
 
-        found = []
+        firsts = []
         if self.oracle is not None:
             oracle = get_method(self.run, self.oracle.id)
             for seed in oracle.independent_seeds():
                 path = scores_path(self.run, self.name, f"{oracle.method_id}-s{seed}")
                 if path.is_file() and (scores := Scores.read(path)).queries == self.queries.ids:
-                    found.append(np.argsort(scores.rank, axis=1, kind="stable")[:, 0])
-        return np.array(found, np.int64).reshape(-1, self.queries.n)
+                    firsts.append(np.argsort(scores.rank, axis=1, kind="stable")[:, 0])
+        return np.array(firsts, np.int64).reshape(-1, self.queries.n)
 
     def calibration(self, view: MethodView) -> tuple[list[Share], list[Share]] | None:
         """(by probability of being first, by verdict); None without an oracle, or for the oracle itself."""
@@ -108,9 +108,9 @@ class Content:
     def claims(self, view: MethodView) -> tuple[list[str], list[int]] | None:
         """(sentences, which of them stands beside each picture's claim, -1: none): how often claims of that strength
         were right; None where nothing was retrained, or of retraining itself."""
-        if (found := self.calibration(view)) is None:
+        if (calibration := self.calibration(view)) is None:
             return None
-        bins, kinds = found
+        bins, kinds = calibration
         p = view.first_probability()
         place = {s.claim: i for i, s in enumerate([*bins, *kinds])}
         strengths = [
@@ -120,7 +120,7 @@ class Content:
         named = [v.kind in ("stands-out", "close", "unmeasured") for v in view.verdicts]
         return (
             [trust.claim_sentence(s) for s in (*bins, *kinds)],
-            [place[s] if said else -1 for s, said in zip(strengths, named, strict=True)],
+            [place[s] if is_named else -1 for s, is_named in zip(strengths, named, strict=True)],
         )
 
     def digests(self) -> dict[str, str]:
@@ -149,38 +149,38 @@ def read_scores(
         raise GudaError(
             "scores-missing", f"no scores of {name!r} {f'by {variant} ' if variant else ''}in {run.root}; {fix}"
         )
-    found = [Scores.read(scores_path(run, name, m, variant)) for m in methods]
-    for scores in found:
-        if scores.queries != queries.ids:
+    scores = [Scores.read(scores_path(run, name, m, variant)) for m in methods]
+    for s in scores:
+        if s.queries != queries.ids:
             raise Mismatch(
                 "scores-other-queries",
-                f"{scores.method}: scores are of other queries than {name!r}",
-                len(scores.queries),
+                f"{s.method}: scores are of other queries than {name!r}",
+                len(s.queries),
                 queries.n,
                 fix,
             )
-        if scores.groups != data.groups.names:
+        if s.groups != data.groups.names:
             raise Mismatch(
                 "scores-other-groups",
-                f"{scores.method}: scores are of other groups",
-                scores.groups,
+                f"{s.method}: scores are of other groups",
+                s.groups,
                 data.groups.names,
                 fix,
             )
-    return found
+    return scores
 
 
-def main_method(run: Run, found: list[Scores], entry: DatasetEntry | None = None) -> int:
+def main_method(run: Run, scores: list[Scores], entry: DatasetEntry | None = None) -> int:
     """Which method's answers are shown first: among those with counterfactual models, the one that agreed best with
     retraining; where that was not measured, the recipe's first. Never the oracle, where there is another."""
     oracle = run.recipe.evaluation.against
     if entry is not None:
-        ids = [s.method for s in found]
-        if best := trust.best_measured(entry, [s.method for s in found if s.reading.models and s.method != oracle]):
+        ids = [s.method for s in scores]
+        if best := trust.best_measured(entry, [s.method for s in scores if s.reading.models and s.method != oracle]):
             return ids.index(best)
     for fits in (lambda s: s.reading.models and s.method != oracle, lambda s: s.method != oracle):
-        for i, scores in enumerate(found):
-            if fits(scores):
+        for i, of_method in enumerate(scores):
+            if fits(of_method):
                 return i
     return 0
 
@@ -195,5 +195,5 @@ def _model_digest(run: Run) -> str:
 def _about(method: str) -> str:
     from guda.methods.base import METHODS
 
-    found: Any = METHODS.get(method)
-    return found.summary if found else ""
+    cls: Any = METHODS.get(method)
+    return cls.summary if cls else ""

@@ -92,23 +92,23 @@ def _timing(run: Run, queries: str, view: MethodView, variant: str | None) -> Ti
     from guda.steps import evals_per_picture, upper_levels
 
     try:
-        found = measure(run, get_method(run, view.id), queries)
+        timing = measure(run, get_method(run, view.id), queries)
         if variant is not None:
             levels = [*upper_levels(run, queries, view.id, variant), view.scores]
             evals = sum(evals_per_picture(run, scores) for scores in levels)
             spent = {"query_evals": evals, "query_seconds": None, "query_stderr": None}
-            found = found.model_copy(update=spent)
-        return found
+            timing = timing.model_copy(update=spent)
+        return timing
     except GudaError:  # scores that were brought along, without the models that made them
         return None
 
 
 def stage_lines(run: Run) -> list[tuple[str, str]]:
     """(stage, worker time) of the whole run, all methods and query sets together."""
-    found = []
+    lines = []
     for stage, name in STAGES.items():
         folders = sorted({p.parent for p in run.path("timings", stage).rglob("[!.]*.json")})
         seconds = [run.seconds(str(f.relative_to(run.path("timings")))) or 0.0 for f in folders]
         if seconds:
-            found.append((name, human_time(sum(seconds))))
-    return found
+            lines.append((name, human_time(sum(seconds))))
+    return lines

@@ -53,11 +53,11 @@ def choose_view(content: Content, method: str | None) -> MethodView:
     """Whose answer is shown: the report's main method, or another that was scored."""
     if method is None:
         return content.view
-    found = next((v for v in content.views if v.id == method), None)
-    if found is None:
-        known = ", ".join(v.id for v in content.views)
-        raise GudaError("method-not-scored", f"{method} has no scores of {content.name!r}; scored are: {known}")
-    return found
+    view = next((v for v in content.views if v.id == method), None)
+    if view is None:
+        scored = ", ".join(v.id for v in content.views)
+        raise GudaError("method-not-scored", f"{method} has no scores of {content.name!r}; scored are: {scored}")
+    return view
 
 
 def first_group(view: MethodView, picture: str) -> str:
@@ -136,13 +136,13 @@ class Exhibit:
     @cached_property
     def scores(self) -> dict[str, Any]:
         """scores.json of the bundle."""
-        view, q, found = self.view, self.q, self.evidence
-        prompts, whole = self.content.queries.prompts, found.map.whole
+        view, q, evidence = self.view, self.q, self.evidence
+        prompts, whole = self.content.queries.prompts, evidence.map.whole
         ranked = list(enumerate(view.order[q], 1))
         data = load_data(self.run)
         return {
             "schema": SCHEMA, "guda": __version__, "recipe": self.run.recipe.name, "queries": self.content.name,
-            "picture": found.picture, "prompt": prompts[q] if prompts else None, "method": view.id,
+            "picture": evidence.picture, "prompt": prompts[q] if prompts else None, "method": view.id,
             "about": view.about, "estimand": view.estimand, "unit": view.unit, "sign": view.scores.sign, "level": 0.95,
             "verdict": asdict(view.verdicts[q]) | {"text": view.verdicts[q].text},
             "origin": None if view.scores.origins is None else view.scores.origins[q].to_json(),
@@ -152,20 +152,20 @@ class Exhibit:
                 for rank, g in ranked
             ],
             "map": {
-                "group": found.group, "unit": "nats", "signed": whole.signed, "nats": whole.score,
+                "group": evidence.group, "unit": "nats", "signed": whole.signed, "nats": whole.score,
                 "cells": list(whole.nats.shape), "clear_cells": int(whole.clear.sum()), "clear_nats": whole.shown,
                 "bands": [{"t": b.name, "nats": b.score, "clear_cells": int(b.clear.sum())} for b in self.bands],
-                "elbo": None if found.signed is None else found.signed.whole.score,
+                "elbo": None if evidence.signed is None else evidence.signed.whole.score,
             },
             "with_without": {
-                "by": found.drawn.by, "levels": STEPS,
-                "psnr": None if np.isinf(found.drawn.psnr) else found.drawn.psnr,
+                "by": evidence.drawn.by, "levels": STEPS,
+                "psnr": None if np.isinf(evidence.drawn.psnr) else evidence.drawn.psnr,
             },
             "nearest": [
                 {"space": n.space, "images": [
                     {"id": data.ids[i], "distance": float(d), "sha256": digest_arrays(data.images[i])}
                     for i, d in zip(n.index, n.distance, strict=True)
-                ]} for n in found.near
+                ]} for n in evidence.near
             ],
             "calibration": self.trust, "digests": self.digests, "terms": self.parts,
             "scoring": self.run.recipe.scoring.model_dump(mode="json"),
@@ -179,41 +179,43 @@ class Exhibit:
     def trust(self) -> list[str]:
         """How answers like this one were compared with retraining."""
         view, q = self.view, self.q
-        said = [view.verdicts[q].note] if view.verdicts[q].note else []
-        if view.scores.answer is not None and (told := view.told_odds(q)):
-            more = f" and {view.untold(q)} more" if view.untold(q) else ""
-            said.append(f"{view.odds_label}: {', '.join(name for name, _ in told)}{more}")
+        sentences = [view.verdicts[q].note] if view.verdicts[q].note else []
+        if view.scores.answer is not None and (odds := view.named_odds(q)):
+            more = f" and {view.unnamed(q)} more" if view.unnamed(q) else ""
+            sentences.append(f"{view.odds_label}: {', '.join(name for name, _ in odds)}{more}")
         claims = self.content.claims(view)
         if claims is not None and claims[1][q] >= 0:
-            said.append(claims[0][claims[1][q]])
+            sentences.append(claims[0][claims[1][q]])
         if self.content.entry is not None:
-            said += trust.sentences(self.content.entry, view.id)
+            sentences += trust.sentences(self.content.entry, view.id)
         elif self.content.oracle is not None:
-            said.append("Models were retrained without each group, but not compared with this method (guda evaluate)")
+            sentences.append(
+                "Models were retrained without each group, but not compared with this method (guda evaluate)"
+            )
         else:
-            said.append(
+            sentences.append(
                 "No model was retrained without a group in this run: nothing here was checked against what it estimates"
             )
-        return [s[:1].upper() + s[1:].rstrip(".") + "." for s in said]
+        return [s[:1].upper() + s[1:].rstrip(".") + "." for s in sentences]
 
     def images(self) -> dict[str, bytes]:
         """The pictures of the bundle: PNG, each at its own pixels or enlarged by a whole factor."""
-        found, group = self.evidence, self.evidence.map
+        evidence, group = self.evidence, self.evidence.map
         top, band_top = map_figure.top_of([group.whole]), map_figure.top_of(self.bands)
         data = load_data(self.run)
         made = {
             "picture.png": map_figure.picture_image(self.pixels, 1),
             "map.png": map_figure.overlay(self.pixels, group.whole, top),
-            "with.png": map_figure.picture_image(found.drawn.full),
-            "without.png": map_figure.picture_image(found.drawn.without),
-            "difference.png": map_figure.difference_image(found.drawn.change),
+            "with.png": map_figure.picture_image(evidence.drawn.full),
+            "without.png": map_figure.picture_image(evidence.drawn.without),
+            "difference.png": map_figure.difference_image(evidence.drawn.change),
         }
-        if found.signed is not None:
-            worse = found.signed.whole
+        if evidence.signed is not None:
+            worse = evidence.signed.whole
             made["map-worse.png"] = map_figure.overlay(self.pixels, worse, map_figure.top_of([worse]))
         for b, band in enumerate(self.bands):
             made[f"map-band-{b + 1}.png"] = map_figure.overlay(self.pixels, band, band_top)
-        for near, space in zip(found.near, ("pixels", "features"), strict=True):
+        for near, space in zip(evidence.near, ("pixels", "features"), strict=True):
             for i, image in enumerate(near.index):
                 made[f"nearest-{space}-{i + 1}.png"] = map_figure.picture_image(data.images[image], 1)
         return {name: png(image) for name, image in made.items()}
@@ -249,25 +251,25 @@ class Exhibit:
         return environment.get_template(TEMPLATE).render(**self._context())
 
     def _context(self) -> dict[str, Any]:
-        view, q, found = self.view, self.q, self.evidence
+        view, q, evidence = self.view, self.q, self.evidence
         images = {name.removesuffix(".png"): _uri(data) for name, data in self.images().items()}
-        whole, groups = found.map.whole, view.scores.groups
+        whole, groups = evidence.map.whole, view.scores.groups
         top, band_top = map_figure.top_of([whole]), map_figure.top_of(self.bands)
         order = [int(g) for g in view.order[q]]
         shown = order[:ROWS]
-        if groups.index(found.group) not in shown:
-            shown = [*shown[:-1], groups.index(found.group)]
+        if groups.index(evidence.group) not in shown:
+            shown = [*shown[:-1], groups.index(evidence.group)]
         scale = Scale.of(view.scores.score[q], view.lo if view.lo is None else view.lo[q],
                          view.hi if view.hi is None else view.hi[q])  # fmt: skip
-        first = view.scores.cell(q, groups.index(found.group))
+        first = view.scores.cell(q, groups.index(evidence.group))
         data = load_data(self.run)
         kind = view.verdicts[q].kind
         return {
             "exhibit": self, "view": view, "verdict": view.verdicts[q], "label": LABELS[kind], "kind": kind,
-            "picture": found.picture, "set": self.content.name, "recipe": self.run.recipe.name,
+            "picture": evidence.picture, "set": self.content.name, "recipe": self.run.recipe.name,
             "prompt": self.content.queries.prompts[q] if self.content.queries.prompts else None,
-            "group": found.group, "size": int(data.groups.sizes[data.groups.index(found.group)]), "data": data,
-            "direction": direction_text(f"group {found.group}", first.direction),
+            "group": evidence.group, "size": int(data.groups.sizes[data.groups.index(evidence.group)]), "data": data,
+            "direction": direction_text(f"group {evidence.group}", first.direction),
             "remark": view.scores[q].origin.remark, "named": kind in ("stands-out", "close", "copy"),
             "is_retrained": view.id == self.run.recipe.evaluation.against, "n_groups": len(groups),
             "images": images, "whole": whole, "plain_score": _nats(whole.score, whole.signed),
@@ -283,7 +285,7 @@ class Exhibit:
                 for b, band in enumerate(self.bands)
             ],
             "latent": whole.nats.shape != self.pixels.shape[1:], "cells": whole.nats.shape,
-            "drawn": found.drawn, "psnr": None if np.isinf(found.drawn.psnr) else round(found.drawn.psnr, 1),
+            "drawn": evidence.drawn, "psnr": None if np.isinf(evidence.drawn.psnr) else round(evidence.drawn.psnr, 1),
             "steps": STEPS, "levels": ", ".join(f"{100 * f:.0f} %" for f in LEVELS),
             "rows": [self._row(g, scale) for g in shown], "left_out": len(order) - len(shown),
             "zero": scale.at(0.0), "has_p": view.scores.p_first is not None, "ticks": scale.ticks(),
@@ -291,7 +293,7 @@ class Exhibit:
                 {"space": n.space, "images": [
                     {"id": data.ids[i], "distance": plain(float(d), 3), "image": images[f"nearest-{space}-{j + 1}"]}
                     for j, (i, d) in enumerate(zip(n.index, n.distance, strict=True))
-                ]} for n, space in zip(found.near, ("pixels", "features"), strict=True)
+                ]} for n, space in zip(evidence.near, ("pixels", "features"), strict=True)
             ],
             "trust": self.trust, "digests": self.digests, "versions": self.run.info["versions"],
             "tiny": max(self.pixels.shape[1:]) < 96, "n_terms": len(self.terms), "n_parts": len(self.parts),
@@ -302,22 +304,22 @@ class Exhibit:
         """The signed map of a path divergence."""
         if self.evidence.signed is None:
             return None
-        found = self.evidence.signed.whole
-        top = map_figure.top_of([found])
+        worse = self.evidence.signed.whole
+        top = map_figure.top_of([worse])
         bar = _uri(png(map_figure.scale_image(top, True))) if top else None
-        return {"nats": _nats(found.score, True), "ends": map_figure.scale_ends(top, True), "bar": bar}
+        return {"nats": _nats(worse.score, True), "ends": map_figure.scale_ends(top, True), "bar": bar}
 
     def _row(self, g: int, scale: Scale) -> dict[str, Any]:
-        found = self.view.scores.cell(self.q, g)
-        score, interval = measured(found.score, found.lo, found.hi, self.view.digits)
-        low, high = sorted((scale.at(0.0), scale.at(found.score)))
-        p = None if found.p_first is None else probability(found.p_first)
+        cell = self.view.scores.cell(self.q, g)
+        score, interval = measured(cell.score, cell.lo, cell.hi, self.view.digits)
+        low, high = sorted((scale.at(0.0), scale.at(cell.score)))
+        p = None if cell.p_first is None else probability(cell.p_first)
         return {
-            "rank": found.rank, "group": found.group, "score": score, "interval": interval.strip(), "p": p,
-            "nats": _nats(self.nats[found.group], self.evidence.map.whole.signed),
-            "x": low, "w": round(high - low, 2), "negative": found.score < 0,
-            "lo": None if found.lo is None else scale.at(found.lo),
-            "hi": None if found.hi is None else scale.at(found.hi), "mine": found.group == self.evidence.group,
+            "rank": cell.rank, "group": cell.group, "score": score, "interval": interval.strip(), "p": p,
+            "nats": _nats(self.nats[cell.group], self.evidence.map.whole.signed),
+            "x": low, "w": round(high - low, 2), "negative": cell.score < 0,
+            "lo": None if cell.lo is None else scale.at(cell.lo),
+            "hi": None if cell.hi is None else scale.at(cell.hi), "mine": cell.group == self.evidence.group,
         }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The report as other files: a tidy table (CSV), everything as JSON, and the page printed to PDF.
 
-CSV: one row per picture, method and group; columns as in COLUMNS, empty where the method tells nothing.
+CSV: one row per picture, method and group; columns as in COLUMNS, empty where the method has none.
 
 JSON, schema "guda-report/1":
     schema, guda            this name and the version of guda that wrote it
@@ -10,7 +10,7 @@ JSON, schema "guda-report/1":
     digests                 {what: SHA-256} of weights, data, pictures, files of scores
     groups                  [{name, images}]
     pictures                [{id, prompt, oracle_first, origin}]; origin: {typical_p, accepted, copy_of, copy_group,
-                            copy_distance} (scoring/origin.py), or null where it was not asked
+                            copy_distance} (scoring/origin.py), or null where it was not checked
     methods                 [{id, about, unit, sign, estimand, placebo, cost, calibration, answers}]
         placebo             {placebos, images, median, q95, first_above, of} or null
         cost                {fit_seconds, query_seconds, query_stderr, fit_evals, query_evals, ...} or null
@@ -65,14 +65,14 @@ COLUMNS = (
 
 
 def cell_figures(view: MethodView, q: int, g: int) -> dict[str, float | int | None]:
-    """Everything known of one score; None where the method tells nothing."""
-    found: dict[str, float | int | None] = {}
+    """Everything known of one score; None where the method has none."""
+    figures: dict[str, float | int | None] = {}
     for name in FIGURES:
         array = getattr(view.scores, name)
         value = None if array is None else float(np.broadcast_to(array, view.scores.score.shape)[q, g])
         whole = name in ("rank_lo", "rank_hi", "answer", "n_evals")
-        found[name] = None if value is None or np.isnan(value) else int(value) if whole else value
-    return found
+        figures[name] = None if value is None or np.isnan(value) else int(value) if whole else value
+    return figures
 
 
 def write_csv(content: Content, path: Path) -> Path:
@@ -83,8 +83,8 @@ def write_csv(content: Content, path: Path) -> Path:
             same = {"query": query, "prompt": prompts[q] if prompts else None, "method": view.id, "unit": view.unit,
                     "verdict": view.verdicts[q].kind, **(_origin(view, q) or {})}  # fmt: skip
             for rank, g in enumerate(view.order[q], 1):
-                found = same | {"group": view.scores.groups[g], "rank": rank} | cell_figures(view, q, int(g))
-                rows.append([found.get(column) for column in COLUMNS])
+                row = same | {"group": view.scores.groups[g], "rank": rank} | cell_figures(view, q, int(g))
+                rows.append([row.get(column) for column in COLUMNS])
     write_text(path, csv_text(rows))
     return path
 
@@ -121,7 +121,7 @@ def to_json(content: Content) -> dict[str, Any]:
         "evaluation": content.entry.model_dump(mode="json") if content.entry else None,
         "warnings": warnings(content.run, [v.id for v in content.views]),
         "health": {
-            h.id: h.found.model_dump(mode="json")
+            h.id: h.health.model_dump(mode="json")
             for h in trust.read_views(content.run, content.views, content.main)
         },
     }  # fmt: skip
@@ -161,15 +161,15 @@ PATIENCE = 600  # seconds
 
 
 def find_browser() -> str:
-    """$GUDA_BROWSER, or the first that is found."""
-    given = os.environ.get(VARIABLE)
-    for name in (given,) if given else BROWSERS:
-        if found := shutil.which(name):
-            return found
-    if given:
+    """$GUDA_BROWSER, or the first that is installed."""
+    named = os.environ.get(VARIABLE)
+    for name in (named,) if named else BROWSERS:
+        if path := shutil.which(name):
+            return path
+    if named:
         raise GudaError(
             "browser-invalid",
-            f"{VARIABLE}={given} is not a program; give the path of Chromium, Chrome or Edge, or unset it",
+            f"{VARIABLE}={named} is not a program; give the path of Chromium, Chrome or Edge, or unset it",
         )
     raise GudaError(
         "browser-missing",
@@ -197,7 +197,9 @@ def write_pdf(page: Path, path: Path) -> Path:
                 "browser-failed", f"{browser} could not print {page}: {type(e).__name__}; try ${VARIABLE}"
             ) from None
         if not made.is_file() or made.read_bytes()[:5] != b"%PDF-":
-            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise GudaError("browser-failed", f"{browser} did not print {page} ({said}); try another with ${VARIABLE}")
+            reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise GudaError(
+                "browser-failed", f"{browser} did not print {page} ({reason}); try another with ${VARIABLE}"
+            )
         shutil.copyfile(made, tmp)
     return path

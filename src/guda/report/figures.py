@@ -2,7 +2,7 @@
 likelihood, time against queries. Each takes what the tables take and writes one file; units and signs are on the
 axes.
 
-Colours are told apart by colour-blind readers too (Okabe and Ito); the same numbers give the same bytes. Matplotlib is
+Colours can be told apart by colour-blind readers (Okabe and Ito); the same numbers give the same bytes. Matplotlib is
 optional and imported when a figure is drawn.
 """
 
@@ -174,15 +174,15 @@ def _swarm(places: Mapping[str, float], heights: Mapping[str, float], width: flo
     """Each at its place, or as near to it as no other point is in the way; in order of place and name."""
     gap = APART[0] * width
     tall = APART[1] * ((max(heights.values()) - min(heights.values())) or 1.0)
-    found: dict[str, float] = {}
+    placed: dict[str, float] = {}
     for m in sorted(places, key=lambda m: (places[m], m)):
-        near = [x for other, x in found.items() if abs(heights[other] - heights[m]) < tall]
+        near = [x for other, x in placed.items() if abs(heights[other] - heights[m]) < tall]
         for k in range(2 * len(near) + 1):  # 0, 1, -1, 2, -2, ...: one of so many is free
             at = places[m] + (k + 1) // 2 * (1 if k % 2 else -1) * gap
             if all(abs(at - x) > 0.99 * gap for x in near):
                 break
-        found[m] = at
-    return found
+        placed[m] = at
+    return placed
 
 
 # ---- scores -------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def ranking(scores: Scores, query: str, image: np.ndarray, path: Path, oracle: s
     is clear of zero. `oracle`: the group that retraining puts first."""
     ranked = scores[query].ranked
     names = 0.075 * max(len(g.group) for g in ranked)
-    told = scores[query].verdict()
+    verdict = scores[query].verdict()
     with drawing(path, 6.2 + names, max(2.2, 0.9 + 0.24 * len(ranked))) as figure:
         left, axis = figure.subplots(1, 2, width_ratios=(1, 2.6 + 0.5 * names))
         left.imshow(image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0), interpolation="nearest",
@@ -233,7 +233,7 @@ def ranking(scores: Scores, query: str, image: np.ndarray, path: Path, oracle: s
         draw_bars(axis, ranked, scores.sign, oracle)
         if oracle:
             axis.set_xlabel(f"{axis.get_xlabel()}\n◆ first by retraining")
-        axis.set_title(f"{scores.method}: {told.headline}", loc="left", wrap=True)
+        axis.set_title(f"{scores.method}: {verdict.headline}", loc="left", wrap=True)
     return path
 
 
@@ -259,8 +259,8 @@ def elbo_vs_likelihood(
             (~first, OKABE_ITO[0], "other groups"), (first, OKABE_ITO[1], "the query's top group by delta ELBO"),
         ):  # fmt: skip
             axis.scatter(elbo[mask], log_p[mask], s=7, color=colour, alpha=0.45, lw=0, label=label, rasterized=True)
-        told = figures or {"Pearson": float(np.corrcoef(elbo.ravel(), log_p.ravel())[0, 1])}
-        text = "\n".join(f"{k} {v:.3f}" for k, v in told.items())
+        printed = figures or {"Pearson": float(np.corrcoef(elbo.ravel(), log_p.ravel())[0, 1])}
+        text = "\n".join(f"{k} {v:.3f}" for k, v in printed.items())
         paper = {"facecolor": "white", "alpha": 0.8, "lw": 0}
         axis.text(0.98, 0.03, text, transform=axis.transAxes, ha="right", va="bottom", bbox=paper)
         axis.set(xlabel="delta ELBO (nats; positive = the group mattered)",

@@ -52,8 +52,8 @@ def _ramp(anchors: Sequence[tuple[int, int, int]], share: np.ndarray) -> np.ndar
 def colours(nats: np.ndarray, top: float, signed: bool) -> np.ndarray:
     """uint8 [..., 3]; `top`: the nats of the strongest colour."""
     share = np.clip(np.abs(nats) / max(top, 1e-300), 0, 1)
-    found = _ramp(HEAT, share)
-    return np.round(np.where((nats < 0)[..., None], _ramp(COOL, share), found) if signed else found).astype(np.uint8)
+    warm = _ramp(HEAT, share)
+    return np.round(np.where((nats < 0)[..., None], _ramp(COOL, share), warm) if signed else warm).astype(np.uint8)
 
 
 def top_of(maps: Sequence[ScoreMap]) -> float:
@@ -65,7 +65,7 @@ def _factor(size: int, side: int) -> int:
     return max(1, side // size)
 
 
-def overlay(picture: np.ndarray, found: ScoreMap, top: float, side: int = SIDE) -> Any:
+def overlay(picture: np.ndarray, score_map: ScoreMap, top: float, side: int = SIDE) -> Any:
     """A PIL image of uint8 [C, H, W] in grey with the clear cells in colour; at least the picture's own size."""
     from PIL import Image
 
@@ -73,10 +73,10 @@ def overlay(picture: np.ndarray, found: ScoreMap, top: float, side: int = SIDE) 
     scale = _factor(max(height, width), side)
     grey = picture.astype(np.float64).mean(axis=0)
     base = np.repeat((110 + 0.5 * grey)[..., None], 3, axis=2)
-    rows = np.arange(height) * found.nats.shape[0] // height  # the cell that each pixel lies in
-    columns = np.arange(width) * found.nats.shape[1] // width
-    cells, clear = found.nats[np.ix_(rows, columns)], found.clear[np.ix_(rows, columns)]
-    colour = OPACITY * colours(cells, top, found.signed) + (1 - OPACITY) * base
+    rows = np.arange(height) * score_map.nats.shape[0] // height  # the cell that each pixel lies in
+    columns = np.arange(width) * score_map.nats.shape[1] // width
+    cells, clear = score_map.nats[np.ix_(rows, columns)], score_map.clear[np.ix_(rows, columns)]
+    colour = OPACITY * colours(cells, top, score_map.signed) + (1 - OPACITY) * base
     out = np.where(clear[..., None], colour, base).round().astype(np.uint8)
     return Image.fromarray(out.repeat(scale, axis=0).repeat(scale, axis=1))
 
@@ -120,18 +120,18 @@ def png(image: Any) -> bytes:
 
 
 def map_figure(
-    picture: np.ndarray, found: PictureMap, worse: PictureMap | None, edges: Sequence[int], title: str, path: Path
+    picture: np.ndarray, picture_map: PictureMap, worse: PictureMap | None, edges: Sequence[int], title: str, path: Path
 ) -> Path:
     """The picture, its map and the signed one (`worse`) of a path divergence; below them the map by noise band, all
     bands on one scale."""
     from PIL import Image, ImageDraw, ImageFont
 
     font: Any = ImageFont.load_default(FONT)
-    bands, line = found.bands(edges), FONT + 6
+    bands, line = picture_map.bands(edges), FONT + 6
     shown = picture_image(picture)
     width, height = shown.size
     strips: list[list[tuple[str, ScoreMap | None]]] = [
-        [("the picture", None), (found.whole.caption, found.whole)],
+        [("the picture", None), (picture_map.whole.caption, picture_map.whole)],
         [(band_name(b, len(bands)), band) for b, band in enumerate(bands)],
     ]
     if worse is not None:
@@ -166,15 +166,15 @@ def map_figure(
     return path
 
 
-def floor_sentence(found: ScoreMap) -> str:
+def floor_sentence(score_map: ScoreMap) -> str:
     """What blank cells are."""
-    cells = found.nats.size
-    if found.stderr is None:
+    cells = score_map.nats.size
+    if score_map.stderr is None:
         return f"One draw per noise level: no noise floor is known, so all {cells:,} cells are shown."
-    even = f"clearly above an even share of the score ({plain(found.score / cells, 4)} nats)"
-    floor = "clearly different from zero" if found.signed else even
-    count = int(found.clear.sum())
+    even = f"clearly above an even share of the score ({plain(score_map.score / cells, 4)} nats)"
+    floor = "clearly different from zero" if score_map.signed else even
+    count = int(score_map.clear.sum())
     return (
         f"Grey cells are not {floor} (t-test over the draws, false discovery rate 5 %). Coloured: {count:,} of "
-        f"{cells:,} cells, {plain(found.shown, 2)} of {plain(found.score, 2)} nats."
+        f"{cells:,} cells, {plain(score_map.shown, 2)} of {plain(score_map.score, 2)} nats."
     )

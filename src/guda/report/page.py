@@ -205,7 +205,7 @@ def _context(content: Content, drawn: bool) -> dict[str, Any]:
         "oracle": oracle,
         "entry": content.entry,
         "calibration": content.calibration(view),
-        "sanities": [sanity_table(found) for found in read_sanity(run)],
+        "sanities": [sanity_table(check) for check in read_sanity(run)],
         "healths": healths,
         "oracle_health": next((h for h in healths if oracle is not None and h.id == oracle.id), None),
         "drift_subtracted": any(v.estimand.endswith(SUBTRACTED) for v in views if healths and v.id == healths[0].id),

@@ -29,18 +29,18 @@ FIRST, EXAMPLES = 4, 6  # groups that stand out among the first pictures; first 
 def examples(view: MethodView) -> list[int]:
     """Numbers of the pictures that the page begins with."""
     seen: dict[int, int] = {}
-    for q, said in enumerate(view.verdicts):
-        if said.kind in ("stands-out", "unmeasured") and len(seen) < FIRST:
+    for q, verdict in enumerate(view.verdicts):
+        if verdict.kind in ("stands-out", "unmeasured") and len(seen) < FIRST:
             seen.setdefault(int(view.order[q, 0]), q)
-    found = list(seen.values())
-    kinds = [said.kind for said in view.verdicts]
+    chosen = list(seen.values())
+    kinds = [verdict.kind for verdict in view.verdicts]
     for kind in ("close", "nothing", "copy", "foreign"):
-        if kind in kinds and len(found) < EXAMPLES:
-            found.append(kinds.index(kind))
-    rest = (q for q in range(len(kinds)) if q not in found)
-    while len(found) < min(3, len(kinds)):
-        found.append(next(rest))
-    return found
+        if kind in kinds and len(chosen) < EXAMPLES:
+            chosen.append(kinds.index(kind))
+    rest = (q for q in range(len(kinds)) if q not in chosen)
+    while len(chosen) < min(3, len(kinds)):
+        chosen.append(next(rest))
+    return chosen
 
 
 def oracle_says(oracle: MethodView, q: int) -> str:
@@ -120,15 +120,15 @@ def side_by_side(content: Content, q: int) -> dict[str, Any]:
 
 def copied(content: Content, symbols: Symbols) -> list[tuple[str, str] | None]:
     """(symbol, id) of the training image that a picture nearly repeats; None: of no image."""
-    data, found = load_data(content.run), content.view.scores.origins or ()
-    ids = [None if origin.copy_of not in data.ids else origin.copy_of for origin in found]
+    data, origins = load_data(content.run), content.view.scores.origins or ()
+    ids = [None if origin.copy_of not in data.ids else origin.copy_of for origin in origins]
     shown = [None if i is None else (symbols.add(data.images[data.ids.index(i)], EXEMPLAR), i) for i in ids]
     return shown or [None] * content.queries.n
 
 
-def noted(said: Verdict, compared: bool) -> Verdict:
+def noted(verdict: Verdict, compared: bool) -> Verdict:
     """Nobody reads "not validated" beside how often retraining agreed, or beside retraining itself."""
-    return replace(said, note="") if compared and said.note == tr(NOT_VALIDATED) else said
+    return replace(verdict, note="") if compared and verdict.note == tr(NOT_VALIDATED) else verdict
 
 
 def cards(
@@ -154,8 +154,8 @@ def cards(
             "times": times(float(view.scores.score[q, view.order[q, 0]])) if view.unit == LOG_UNIT else "",
             "remark": view.scores[q].origin.remark,
             "copied": copies[q],
-            "odds": view.told_odds(q),
-            "untold": view.untold(q),
+            "odds": view.named_odds(q),
+            "unnamed": view.unnamed(q),
             "direction": view.direction(q),
             "claimed": claimed[q],
             # tooltips of folded groups would be a tenth of a large page; the numbers are in the rows

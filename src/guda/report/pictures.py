@@ -33,10 +33,10 @@ def _picture(image: np.ndarray, side: int) -> Any:
     """uint8 [C, H, W] as a PIL image of `side` pixels."""
     from PIL import Image
 
-    found = Image.fromarray(image[0] if image.shape[0] == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
-    smooth = Image.Resampling.LANCZOS if side < max(found.size) else Image.Resampling.NEAREST
-    scale = side / max(found.size)
-    return found.resize((round(found.width * scale), round(found.height * scale)), smooth)
+    picture = Image.fromarray(image[0] if image.shape[0] == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
+    smooth = Image.Resampling.LANCZOS if side < max(picture.size) else Image.Resampling.NEAREST
+    scale = side / max(picture.size)
+    return picture.resize((round(picture.width * scale), round(picture.height * scale)), smooth)
 
 
 def _side(size: int) -> int:
@@ -102,8 +102,8 @@ def exemplars(
         chosen = generator(seed, "exemplars", name).permutation(len(members))[:n]
         rows.append(data.images[members[np.sort(chosen)]])
     sizes = [int(data.groups.sizes[data.groups.index(name)]) for name in names]
-    told = [f"{name} ({size:,})" for name, size in zip(names, sizes, strict=True)]
-    return grid(rows, path, told, title=title or "Training images of every group (how many it has)")
+    row_names = [f"{name} ({size:,})" for name, size in zip(names, sizes, strict=True)]
+    return grid(rows, path, row_names, title=title or "Training images of every group (how many it has)")
 
 
 def write_samples(run: Run, queries: str, n: int = 12) -> Path:
@@ -112,12 +112,12 @@ def write_samples(run: Run, queries: str, n: int = 12) -> Path:
 
     from guda.methods.terms import load_queries
 
-    found = load_queries(run, queries)
-    for q in range(found.n)[:: max(1, found.n // n)][:n]:
-        image, buffer = found.images[q], io.BytesIO()
+    loaded = load_queries(run, queries)
+    for q in range(loaded.n)[:: max(1, loaded.n // n)][:n]:
+        image, buffer = loaded.images[q], io.BytesIO()
         picture = Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
         picture.save(buffer, "PNG", optimize=True)
-        write_bytes(run.path("pictures", f"{found.ids[q].replace('/', '_')}.png"), buffer.getvalue())
+        write_bytes(run.path("pictures", f"{loaded.ids[q].replace('/', '_')}.png"), buffer.getvalue())
     return run.path("pictures")
 
 

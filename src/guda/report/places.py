@@ -23,11 +23,11 @@ SYMBOL = re.compile(r"x\d+")  # of an image that is used in several places
 
 def places(names: Iterable[str], prefix: str = "", taken: Iterable[str] = TAKEN) -> list[str]:
     """One place for each name, in order; all differ from each other and from `taken`."""
-    used, found = set(taken), []
+    used, chosen = set(taken), []
     for name in names:
         plain = prefix + (re.sub(r"[^\w.-]+", "-", name).strip("-") or "x")
         if plain in used or SYMBOL.fullmatch(plain) or (not prefix and plain.startswith((GROUP, "heat-"))):
             plain = next(p for n in range(1, len(used) + 2) if (p := f"picture-{plain}-{n}") not in used)
         used.add(plain)
-        found.append(plain)
-    return found
+        chosen.append(plain)
+    return chosen

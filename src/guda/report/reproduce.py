@@ -85,16 +85,16 @@ class Reproduction(Config):
         """What is written once holds for every scale; what is written by scale names scales that there are."""
         if not isinstance(value, dict) or not isinstance(value.get("scales"), dict):
             return value
-        scales, found = list(value["scales"]), dict(value)
+        scales, by_scale = list(value["scales"]), dict(value)
         for section in ("likelihood", "partition", "ablations"):
-            given = found.pop(section, None)
-            if isinstance(given, dict) and given and all(isinstance(v, dict | list) for v in given.values()):
-                if unknown := [s for s in given if s not in scales]:
+            settings = by_scale.pop(section, None)
+            if isinstance(settings, dict) and settings and all(isinstance(v, dict | list) for v in settings.values()):
+                if unknown := [s for s in settings if s not in scales]:
                     raise ValueError(f"{section}: no scale {unknown[0]!r}; there are: {', '.join(scales)}")
-                found[section] = given
-            elif given:
-                found[section] = dict.fromkeys(scales, given)
-        return found
+                by_scale[section] = settings
+            elif settings:
+                by_scale[section] = dict.fromkeys(scales, settings)
+        return by_scale
 
 
 @dataclass(frozen=True)
@@ -118,28 +118,28 @@ def read_reproduction(name: str) -> Reproduction:
                 "experiment-unknown", f"no experiment {name!r} to reproduce; there are: {', '.join(reproductions())}"
             )
         path = recipes_folder() / "reproduce" / f"{name}.yaml"
-    found: Reproduction = read_config(Reproduction, path, "experiment")
+    experiment: Reproduction = read_config(Reproduction, path, "experiment")
 
     def beside(recipe: str) -> str:
         return str(path.parent / recipe) if recipe.endswith((".yaml", ".yml")) else recipe
 
-    scales = {scale: beside(recipe) for scale, recipe in found.scales.items()}
-    return found.model_copy(update={"scales": scales, "before": found.before and beside(found.before)})
+    scales = {scale: beside(recipe) for scale, recipe in experiment.scales.items()}
+    return experiment.model_copy(update={"scales": scales, "before": experiment.before and beside(experiment.before)})
 
 
-def scaled_recipe(wanted: Reproduction, scale: str = FULL, smoke: bool = False) -> Recipe:
+def scaled_recipe(experiment: Reproduction, scale: str = FULL, smoke: bool = False) -> Recipe:
     """The recipe of one scale with all the experiment's methods; a recipe's own settings of one come first."""
-    if scale not in wanted.scales:
-        raise GudaError("scale-unknown", f"no scale {scale!r}; there are: {', '.join(wanted.scales)}")
-    name = wanted.scales[scale]
+    if scale not in experiment.scales:
+        raise GudaError("scale-unknown", f"no scale {scale!r}; there are: {', '.join(experiment.scales)}")
+    name = experiment.scales[scale]
     value = read_recipe(name).model_dump(mode="json")
-    value["methods"] |= {m: settings for m, settings in wanted.methods.items() if m not in value["methods"]}
+    value["methods"] |= {m: settings for m, settings in experiment.methods.items() if m not in value["methods"]}
     if value["scoring"]["estimand"] == "path":
         value["scoring"] |= {"estimand": "elbo", "excess": False}
-    value["scoring"] |= wanted.scoring
+    value["scoring"] |= experiment.scoring
     value["evaluation"]["calibration"] = 0  # the paper has no answer sets
-    if scale in wanted.likelihood:
-        value["likelihood"] = wanted.likelihood[scale].model_dump(mode="json")
+    if scale in experiment.likelihood:
+        value["likelihood"] = experiment.likelihood[scale].model_dump(mode="json")
     recipe = Recipe.from_dict(value, f"the experiment's recipe {name}")
     return smoke_recipe(recipe) if smoke else recipe
 
@@ -154,36 +154,36 @@ def reproduce(
     smoke: bool = False,
 ) -> Reproduced:
     """Carry out an experiment, or what is left of it, and write its tables and figures."""
-    wanted = read_reproduction(name)
-    recipe = _with_weights(scaled_recipe(wanted, scale, smoke), smoke, say)
-    if wanted.before is not None:
-        before = smoke_recipe(read_recipe(wanted.before)) if smoke else read_recipe(wanted.before)
+    experiment = read_reproduction(name)
+    recipe = _with_weights(scaled_recipe(experiment, scale, smoke), smoke, say)
+    if experiment.before is not None:
+        before = smoke_recipe(read_recipe(experiment.before)) if smoke else read_recipe(experiment.before)
         say(f"{before.name}: the pretrained start")
         start = train(_initialised(root.parent / before.name, before), engine)
         recipe = _changed(recipe, "model", start=start)
-    _check_pairs(init(root, recipe), wanted)
+    _check_pairs(init(root, recipe), experiment)
     say(f"{recipe.name}: train, retrain, fit, score")
     run, entry = _carried_out(root, recipe, engine)
     say(f"{recipe.name}: the same under path divergence")
     evaluate_by_path(run, choose_queries(run), engine)
     noisy: Run | None = None
-    if scale in wanted.likelihood:
+    if scale in experiment.likelihood:
         say(f"{recipe.name}: log-likelihoods")
         # of the oracle alone: that is what methods are compared with, and each model more is as much again
         likelihood(run, choose_queries(run), engine, [run.recipe.evaluation.against])
-    if scale in wanted.partition:
+    if scale in experiment.partition:
         say(f"{recipe.name}: the same on a noisy partition")
-        moved = _changed(recipe, "data", partition=wanted.partition[scale].model_dump(mode="json"))
+        moved = _changed(recipe, "data", partition=experiment.partition[scale].model_dump(mode="json"))
         noisy, _ = _carried_out(noisy_root(root), moved, engine)
         partition(run, noisy)
-    if wanted.pairs:
+    if experiment.pairs:
         say(f"{recipe.name}: pairs of groups")
-        pairs(run, choose_queries(run), wanted.pairs, wanted.pairs_by, engine)
-    for sweep in wanted.ablations.get(scale, ()) if ablations else ():
+        pairs(run, choose_queries(run), experiment.pairs, experiment.pairs_by, engine)
+    for sweep in experiment.ablations.get(scale, ()) if ablations else ():
         say(f"{recipe.name}: ablation {sweep}")
         ablate(run, read_ablation(sweep), engine)
     say(f"{recipe.name}: tables and figures")
-    tables = write_paper_tables(run, wanted.published, noisy)
+    tables = write_paper_tables(run, experiment.published, noisy)
     return Reproduced(run, entry, tuple(tables), tuple(write_figures(run, engine)))
 
 
@@ -209,11 +209,11 @@ def _with_weights(recipe: Recipe, smoke: bool, say: Callable[[str], None]) -> Re
     return Recipe.from_dict(value, f"recipe {recipe.name}")
 
 
-def _check_pairs(run: Run, wanted: Reproduction) -> None:
-    """A mistake in the file is told before hours of training, not after them."""
-    asked = checked_pairs(run, wanted.pairs)
-    for method in wanted.pairs_by if asked else ():
-        pairs_of(get_method(run, method), asked)
+def _check_pairs(run: Run, experiment: Reproduction) -> None:
+    """A mistake in the file is reported before hours of training, not after them."""
+    pairs = checked_pairs(run, experiment.pairs)
+    for method in experiment.pairs_by if pairs else ():
+        pairs_of(get_method(run, method), pairs)
 
 
 def noisy_root(root: Path) -> Path:
@@ -240,38 +240,38 @@ def _carried_out(root: Path, recipe: Recipe, engine: Engine) -> tuple[Run, Datas
 
 
 def plan_reproduction(
-    wanted: Reproduction, scale: str = FULL, ablations: bool = False, smoke: bool = False
+    experiment: Reproduction, scale: str = FULL, ablations: bool = False, smoke: bool = False
 ) -> dict[str, Any]:
     """Like `outline`, with a row for every part of the experiment; a cost that is not known is null."""
-    recipe = scaled_recipe(wanted, scale, smoke)
+    recipe = scaled_recipe(experiment, scale, smoke)
     try:
         sketch, value = sketch_recipe(recipe), outline(recipe)
     except GudaError as e:
         sketch, value = _fits_alone(recipe, e)
     own, logo = value["rows"], _logo(sketch)
-    rows = [] if wanted.before is None else [_start(wanted.before, smoke)]
+    rows = [] if experiment.before is None else [_start(experiment.before, smoke)]
     n = recipe.evaluation.placebos
     for method in [get_method(sketch, m) for m in recipe.methods] if n else []:
         if takes_placebos(method):
             rows.append(Budget(f"fit {n} placebos by {method.method_id}", _cost(placebos_of(method, n).fit())))
     if value["queries"] is not None:
         rows.append(_beside(sketch_recipe(_changed(recipe, "scoring", **OTHER | {"excess": False})), value["queries"]))
-    if scale in wanted.likelihood:
+    if scale in experiment.likelihood:
         config, models = recipe.likelihood, len(logo.models())
         n = min(config.n, value["queries"] or config.n)
         what = f"log p of {n} queries by {models} models of logo"
         rows.append(Budget(what, float(n * models * evals(config)), disk=n * models * config.seeds * 20))
-    if scale in wanted.partition:
+    if scale in experiment.partition:
         disk = [r["disk"] for r in own]
         trained = sum(t.trains for t in [*base_tasks(sketch), *logo.fit()])
         what = f"the same on a noisy partition ({trained} trainings)"
         rows.append(Budget(what, sum(r["evals"] or 0 for r in own), disk=None if None in disk else sum(disk)))
-    if wanted.pairs:
-        found = [logo, *(m for name in wanted.pairs_by if (m := get_method(sketch, name)).unlearns)]
+    if experiment.pairs:
+        methods = [logo, *(m for name in experiment.pairs_by if (m := get_method(sketch, name)).unlearns)]
         # any pairs do: which groups they name costs nothing, and a sketch need not know the names
-        pairs = list(islice(combinations(sketch.data.groups.names, 2), len(wanted.pairs)))
-        rows += [_pairs(method, pairs, value["queries"]) for method in found]
-    sweeps = wanted.ablations.get(scale, ())
+        pairs = list(islice(combinations(sketch.data.groups.names, 2), len(experiment.pairs)))
+        rows += [_pairs(method, pairs, value["queries"]) for method in methods]
+    sweeps = experiment.ablations.get(scale, ())
     left = f" Only with --ablations: {', '.join(sweeps)}." if sweeps and not ablations else ""
     rows += [_sweep(read_ablation(name), name, sketch, value) for name in (sweeps if ablations else ())]
     return value | {"rows": own + [asdict(r) for r in rows], "note": value["note"] + left}
@@ -331,10 +331,10 @@ def _with_scoring(method: Method, n_queries: int | None) -> float:
 
 
 def _pairs(method: Method, pairs: Sequence[tuple[str, str]], n_queries: int | None) -> Budget:
-    found = pairs_of(method, pairs)
-    trained = sum(t.trains for t in found.fit())
+    paired = pairs_of(method, pairs)
+    trained = sum(t.trains for t in paired.fit())
     what = f"{len(pairs)} pairs by {method.method_id}" + (f" ({trained} trainings)" if trained else "")
-    return Budget(what, _with_scoring(found, n_queries))
+    return Budget(what, _with_scoring(paired, n_queries))
 
 
 def _sweep(sweep: Ablation, name: str, sketch: Sketch, value: dict[str, Any]) -> Budget:

@@ -2,7 +2,7 @@
 picture (paper, figure of generations under group removal).
 
 DDIM, 100 steps, eta = 0; column i starts from the noise of (seed, i) in every row. Text-to-image: column i has the same
-evaluation prompt in every row too, of the i-th group that is asked about, so its own group's row is where it should
+evaluation prompt in every row too, of the i-th scored group, so its own group's row is where it should
 change. One task per model, kept in RUN/figures/same-noise/, so that an interrupted drawing goes on where it was.
 
 On the page every picture is a symbol (report/pictures.py), paid once per model and noise, however many cards show it. A
@@ -48,13 +48,15 @@ class SameNoise(Config):
 
 def models(run: Run, method: str, config: SameNoise) -> list[tuple[str, ModelRef]]:
     """(name of the row, model): the full model first. LOGO shows its first seed, beside that seed's full model."""
-    found = get_method(run, method)
-    if not has_counterfactuals(found) or len(found.parts()) > 1:
-        why = f"combines {' and '.join(found.parts())}" if len(found.parts()) > 1 else "has no counterfactual models"
+    drawing = get_method(run, method)
+    if not has_counterfactuals(drawing) or len(drawing.parts()) > 1:
+        why = (
+            f"combines {' and '.join(drawing.parts())}" if len(drawing.parts()) > 1 else "has no counterfactual models"
+        )
         raise GudaError(
             "method-draws-nothing", f"{method} {why}, so it draws no pictures; name an unlearning method or logo"
         )
-    full, others = found.sets()[0]
+    full, others = drawing.sets()[0]
     for group in config.groups or ():
         load_data(run).groups.index(group)  # an unknown name is refused with those there are
         if group not in others:
@@ -67,27 +69,27 @@ def models(run: Run, method: str, config: SameNoise) -> list[tuple[str, ModelRef
 
 
 def columns(run: Run, config: SameNoise) -> list[tuple[str, str | None]]:
-    """(name, prompt) of every column; prompts are None for models that are told nothing."""
+    """(name, prompt) of every column; prompts are None for unconditional models."""
     if run.recipe.prompts is None:
         classes = load_model(run, "base").n_classes
         if classes is None:
             return [(f"noise {i}", None) for i in range(config.n)]
         return [(f"class {i % classes}", str(i % classes)) for i in range(config.n)]
     evaluation, styles = load_prompts(run).evaluation, scored_groups(run)
-    found: list[tuple[str, str | None]] = []
+    prompted: list[tuple[str, str | None]] = []
     for i in range(config.n):
         style = styles[i % len(styles)]
         objects = sorted(o for s, o in evaluation if s == style)
         thing = objects[int(generator(config.seed, "same noise", style, i).integers(len(objects)))]
-        found.append((f"{style}: {thing}", evaluation[style, thing]))
-    return found
+        prompted.append((f"{style}: {thing}", evaluation[style, thing]))
+    return prompted
 
 
 def _part(run: Run, ref: ModelRef, config: SameNoise) -> str:
     # the groups that are shown do not change a model's pictures
     made = [config.n, config.seed, config.steps, BLOCK, run.recipe.queries.guidance if run.recipe.prompts else None]
-    told = digest([ref.key, made, list(scored_groups(run)) if run.recipe.prompts else None])
-    return f"figures/same-noise/{told}.safetensors"
+    key = digest([ref.key, made, list(scored_groups(run)) if run.recipe.prompts else None])
+    return f"figures/same-noise/{key}.safetensors"
 
 
 def same_noise_tasks(run: Run, method: str, config: SameNoise | None = None) -> list[Task]:
@@ -110,15 +112,17 @@ def draw(run: Run, model: list[Any], config: dict[str, Any]) -> None:
 
     from guda.diffusion.sampling import ddim, initial_noise
 
-    ref, asked = ModelRef(*model), SameNoise.model_validate(config)
+    ref, settings = ModelRef(*model), SameNoise.model_validate(config)
     denoiser = load_counterfactual(run, ref)
-    told = [prompt for _, prompt in columns(run, asked)]
+    prompts = [prompt for _, prompt in columns(run, settings)]
     images = ddim(
-        denoiser, initial_noise(denoiser.shape, asked.seed, range(asked.n)), steps=asked.steps,
-        prompts=None if told[0] is None else [str(p) for p in told], block=min(BLOCK, asked.n), tick=tick,
+        denoiser, initial_noise(denoiser.shape, settings.seed, range(settings.n)), steps=settings.steps,
+        prompts=None if prompts[0] is None else [str(p) for p in prompts], block=min(BLOCK, settings.n), tick=tick,
         guidance=run.recipe.queries.guidance if run.recipe.prompts is not None else 1.0,
     )  # fmt: skip
-    write_tensors(run.path(_part(run, ref, asked)), {"images": torch.from_numpy(images)}, {"model": ref.identity(run)})
+    write_tensors(
+        run.path(_part(run, ref, settings)), {"images": torch.from_numpy(images)}, {"model": ref.identity(run)}
+    )
 
 
 def read(run: Run, ref: ModelRef, config: SameNoise) -> np.ndarray:
@@ -140,13 +144,13 @@ def same_noise(run: Run, method: str, config: SameNoise | None = None, path: Pat
     """The grid, once the tasks are done; RUN/figures/same-noise-<method>.png unless `path` is given."""
     config = config or SameNoise()
     rows = models(run, method, config)
-    told = columns(run, config)
+    labelled = columns(run, config)
     title = f"{method}: the same initial noise in every column, DDIM {config.steps} steps, eta 0, seed {config.seed}"
-    if told[0][1] is not None and run.recipe.prompts is not None:
+    if labelled[0][1] is not None and run.recipe.prompts is not None:
         title += f",\nthe same prompt too (its group and object above), guidance {run.recipe.queries.guidance:g}"
     return grid(
         [read(run, ref, config) for _, ref in rows], path or run.path("figures", f"same-noise-{method}.png"),
-        [name for name, _ in rows], [name for name, _ in told], title,
+        [name for name, _ in rows], [name for name, _ in labelled], title,
     )  # fmt: skip
 
 
@@ -189,7 +193,7 @@ class Drawings:
 
 
 def config(run: Run) -> SameNoise:
-    """Four noises; a text-to-image model is asked for every group, as far as that stays few."""
+    """Four noises; for a text-to-image model one per group, up to PROMPTS."""
     return SameNoise(n=SHOWN if run.recipe.prompts is None else max(SHOWN, min(PROMPTS, len(scored_groups(run)))))
 
 
@@ -220,27 +224,30 @@ def draw_missing(run: Run, methods: Iterable[str], engine: Callable[[Run, list[T
 
 def read_drawings(run: Run, methods: list[str], symbols: Symbols) -> Drawings | None:
     """Of the methods that are drawn, in this order while the budget lasts; None where nothing is drawn."""
-    asked, groups = config(run), scored_groups(run)
+    settings, groups = config(run), scored_groups(run)
     drawn: dict[str, str] = {}
     for m in methods:
         try:
             by = drawn_by(run, m)
-            if by is not None and not pending(run, same_noise_tasks(run, by, asked)):
+            if by is not None and not pending(run, same_noise_tasks(run, by, settings)):
                 drawn[m] = by
         except GudaError:  # e.g. a run of given scores without a model
             continue
-    most = BUDGET // (4 * SMALLEST**2) // (asked.n * (1 + len(groups)))
+    most = BUDGET // (4 * SMALLEST**2) // (settings.n * (1 + len(groups)))
     kept = list(dict.fromkeys(drawn.values()))[: max(most, 1)]
     if not kept:
         return None
-    side = min(LARGEST, side_for(len(kept) * asked.n * (1 + len(groups)), BUDGET))
-    found = {}
+    side = min(LARGEST, side_for(len(kept) * settings.n * (1 + len(groups)), BUDGET))
+    drawings = {}
     for by in kept:
-        rows = [tuple(symbols.add(image, side) for image in read(run, ref, asked)) for _, ref in models(run, by, asked)]
-        found[by] = Drawn(by, rows[0], tuple(rows[1:]))
-    told = columns(run, asked)
-    shown = {m: found[by] for m, by in drawn.items() if by in found}
+        rows = [
+            tuple(symbols.add(image, side) for image in read(run, ref, settings))
+            for _, ref in models(run, by, settings)
+        ]
+        drawings[by] = Drawn(by, rows[0], tuple(rows[1:]))
+    labelled = columns(run, settings)
+    shown = {m: drawings[by] for m, by in drawn.items() if by in drawings}
     return Drawings(
-        tuple(name for name, _ in told), run.recipe.prompts is not None, shown,
+        tuple(name for name, _ in labelled), run.recipe.prompts is not None, shown,
         tuple(m for m in methods if m not in shown),
     )  # fmt: skip

@@ -24,9 +24,9 @@ from guda.table import Table
 MOST_LOST = 5  # pictures of an opt-out that are listed
 
 
-def draw_shares(found: SharesFile, path: Path, most: int = 30) -> Path:
+def draw_shares(shares: SharesFile, path: Path, most: int = 30) -> Path:
     """Bars of the collection's shares with intervals, largest first; negative ones to the left."""
-    rows = sorted(found.rows, key=lambda r: -r.mean)[:most]
+    rows = sorted(shares.rows, key=lambda r: -r.mean)[:most]
     place, means = list(range(len(rows))), [r.mean for r in rows]
     with drawing(path, 6.0, 0.9 + 0.28 * len(rows)) as figure:
         axes = figure.add_subplot()
@@ -36,17 +36,17 @@ def draw_shares(found: SharesFile, path: Path, most: int = 30) -> Path:
         axes.set_yticks(place, [r.name if len(r.name) <= 32 else r.name[:31] + "…" for r in rows])
         axes.invert_yaxis()
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_xlabel(f"share, nats per picture ({found.value}, by {found.engine}), 95 % intervals")
-        axes.set_title(f"{len(found.pictures)} pictures of {found.queries}")
+        axes.set_xlabel(f"share, nats per picture ({shares.value}, by {shares.engine}), 95 % intervals")
+        axes.set_title(f"{len(shares.pictures)} pictures of {shares.queries}")
     return path
 
 
-def draw_opt_out(found: WithoutFile, drawn: Sequence[tuple[str, WithWithout]], path: Path) -> Path:
+def draw_opt_out(without: WithoutFile, drawn: Sequence[tuple[str, WithWithout]], path: Path) -> Path:
     """Each picture, what the full model makes of its noise, and what the model without the groups makes of it."""
     pictures = [one for _, one in drawn]
     rows = [np.stack([getattr(one, kind) for one in pictures]) for kind in ("picture", "full", "without")]
-    loss = {p.name: p.mean for p in found.pictures}
-    who = ", ".join(found.groups)
+    loss = {p.name: p.mean for p in without.pictures}
+    who = ", ".join(without.groups)
     return grid(
         rows, path, ["picture", "full model", "without these groups"],
         [f"{name}: -{loss[name]:.3g}" if loss[name] > 0 else name for name, _ in drawn],
@@ -63,10 +63,10 @@ class Section:
 
 def coalition_sections(run: Run, name: str, entry: DatasetEntry | None) -> list[Section]:
     """What the report shows of several groups together: shares, opt-outs, and the LDS of every method."""
-    sections = [Section(shares_table(found)) for found in read_shares(run, name)]
-    for found in read_without(run, name):
-        first, *others = without_tables(found, MOST_LOST)
-        sections += [Section(first, _picture(without_file(run, found).with_suffix(".png"))), *map(Section, others)]
+    sections = [Section(shares_table(file)) for file in read_shares(run, name)]
+    for file in read_without(run, name):
+        first, *others = without_tables(file, MOST_LOST)
+        sections += [Section(first, _picture(without_file(run, file).with_suffix(".png"))), *map(Section, others)]
     lds = None if entry is None else lds_table(name, entry)
     return sections + ([] if lds is None else [Section(lds)])
 

@@ -61,8 +61,8 @@ def _sheet() -> str:
     """The report's rules for a card, inside `.guda-card` only: a notebook has its own."""
     light = dark = rules = ""
     for package, name in (("guda.scoring", "bars.css"), ("guda.report", "page_card.css")):
-        found = split_sheet(files(package).joinpath(name).read_text("utf-8"))
-        light, dark, rules = light + found[0], dark + found[1], rules + found[2]
+        sheet = split_sheet(files(package).joinpath(name).read_text("utf-8"))
+        light, dark, rules = light + sheet[0], dark + sheet[1], rules + sheet[2]
     page = files("guda.report").joinpath("page.css").read_text("utf-8")
     rules += page[page.index("/* Pictures: cards */") : page.index("pre {")]
     return f".guda-card {{{light}{rules}}}\n@media (prefers-color-scheme: dark) {{ .guda-card {{{dark}}} }}"

@@ -43,7 +43,7 @@ STRIDE = 100  # of the paper's grid
 
 
 def smoke_root(root: Path) -> Path:
-    """The run folder of a smoke run, whatever was asked for."""
+    """The run folder of a smoke run, whatever folder was named."""
     return root if root.name.endswith(SUFFIX) else root.with_name(root.name + SUFFIX)
 
 
@@ -66,22 +66,22 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
         value["scoring"]["groups"] = value["scoring"]["groups"][:GROUPS]
     value["likelihood"] = _at_most(value["likelihood"], LIKELIHOOD) | {"solver": "heun"}
     value["evaluation"] = _at_most(value["evaluation"], EVALUATION)
-    value["methods"] = {name: _small_method(name, given) for name, given in value["methods"].items()}
+    value["methods"] = {name: _small_method(name, settings) for name, settings in value["methods"].items()}
     if "logo" in value["methods"]:
         own = value["training"]["seed"] if value["training"] else None
         value["methods"]["logo"]["seeds"] = [seed for seed in (1, 2, 3) if seed != own][:2]
     return Recipe.from_dict(value, f"the smoke recipe of {recipe.name}")
 
 
-def _at_most(given: dict[str, Any], limits: dict[str, int]) -> dict[str, Any]:
+def _at_most(settings: dict[str, Any], limits: dict[str, int]) -> dict[str, Any]:
     """`given` with its numbers cut; what is not given (null) stays so."""
-    return given | {key: min(given[key], most) for key, most in limits.items() if given.get(key) is not None}
+    return settings | {key: min(settings[key], most) for key, most in limits.items() if settings.get(key) is not None}
 
 
-def _small_method(name: str, given: dict[str, Any]) -> dict[str, Any]:
+def _small_method(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of a method; large defaults are cut too, unless they mean nothing beside the other settings."""
     config = METHODS.find(name).Config
-    small = _at_most(given, METHOD)
+    small = _at_most(settings, METHOD)
     if "checkpoints" in config.model_fields:
         small |= {"steps": METHOD["steps"], "checkpoints": [METHOD["steps"]], "at": None}
     for key, most in METHOD.items():

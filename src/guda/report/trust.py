@@ -86,8 +86,10 @@ def read_evaluation(run: Run, queries: str, n_queries: int, n_groups: int) -> Da
 
 def best_measured(entry: DatasetEntry, methods: Sequence[str]) -> str | None:
     """Of these methods the one that agreed best with retraining, ties by their order; None if none was measured."""
-    known = [m for m in methods if m != CEILING and m in entry.methods and METRIC in entry.methods[m].metrics]
-    return max(known, key=lambda m: entry.methods[m].metrics[METRIC].mean, default=None)
+    measured_methods = [
+        m for m in methods if m != CEILING and m in entry.methods and METRIC in entry.methods[m].metrics
+    ]
+    return max(measured_methods, key=lambda m: entry.methods[m].metrics[METRIC].mean, default=None)
 
 
 def run_best(run: Run, methods: Sequence[str]) -> str | None:
@@ -115,28 +117,28 @@ def chance(entry: DatasetEntry) -> float | None:
 
 def sentences(entry: DatasetEntry, method: str) -> list[str]:
     """The figure in words, for the method whose answers the page shows."""
-    found = entry.methods.get(method)
-    said = []
-    if found is not None and method != CEILING and METRIC in found.metrics:
-        said.append(tr(
+    method_entry = entry.methods.get(method)
+    texts = []
+    if method_entry is not None and method != CEILING and METRIC in method_entry.metrics:
+        texts.append(tr(
             "{method} ranks the same group first as real retraining for {share} of the {n} pictures.", method=method,
-            share=share(found.metrics[METRIC]), n=f"{entry.n_queries:,}",
+            share=share(method_entry.metrics[METRIC]), n=f"{entry.n_queries:,}",
         ))  # fmt: skip
         if (own := answered(entry, method)) is not None:
-            said[-1] += " " + tr("Of those that get an answer ({n}) for {share}.",
+            texts[-1] += " " + tr("Of those that get an answer ({n}) for {share}.",
                                  n=f"{entry.figures['answered']:,.0f}", share=share(own))  # fmt: skip
     top = ceiling(entry)
     if top is not None:
-        said.append(tr(
+        texts.append(tr(
             "Retraining is itself noisy: a second retraining agrees with the others for {share}. That is the ceiling; "
             "no method can be expected to agree much better than that.", share=share(top),
         ))  # fmt: skip
     else:
-        said.append(tr("No ceiling was measured: that needs at least two retrainings with different seeds."))
+        texts.append(tr("No ceiling was measured: that needs at least two retrainings with different seeds."))
     guess = chance(entry)
     if guess is not None:
-        said.append(tr("Guessing would be right for {share}.", share=percent(guess)))
-    return said
+        texts.append(tr("Guessing would be right for {share}.", share=percent(guess)))
+    return texts
 
 
 def answered(entry: DatasetEntry, method: str) -> Figure | None:
@@ -161,14 +163,14 @@ def claim_sentence(share: Share) -> str:
 
 def headline(entry: DatasetEntry | None, method: str, oracle: bool) -> str:
     """Why the page leads with this method."""
-    found = None if entry is None else entry.methods.get(method)
-    if found is not None and METRIC in found.metrics:
-        best, top = share(found.metrics[METRIC]), None if entry is None else ceiling(entry)
-        said = tr("{method} is shown first because it agreed best with retraining, for {share} of pictures.",
+    method_entry = None if entry is None else entry.methods.get(method)
+    if method_entry is not None and METRIC in method_entry.metrics:
+        best, top = share(method_entry.metrics[METRIC]), None if entry is None else ceiling(entry)
+        text = tr("{method} is shown first because it agreed best with retraining, for {share} of pictures.",
                   method=method, share=best)  # fmt: skip
         if top is None:
-            return said
-        return said + " " + tr("One retraining agrees with the others for {share}.", share=share(top))
+            return text
+        return text + " " + tr("One retraining agrees with the others for {share}.", share=share(top))
     if oracle:
         return tr("{method} is shown first; guda evaluate measures how far it agrees with retraining.", method=method)
     return tr("{method} is the recipe's first method; it was not validated against retraining.", method=method)
@@ -219,30 +221,30 @@ class Line:
 class HealthView:
     """One method's health, ready to be drawn; `scale` is shared, so that methods can be compared by eye."""
 
-    def __init__(self, found: Health, scale: Scale) -> None:
-        self.found, self.scale = found, scale
-        self.matrix = np.array(found.matrix)
+    def __init__(self, health: Health, scale: Scale) -> None:
+        self.health, self.scale = health, scale
+        self.matrix = np.array(health.matrix)
         self.beside = np.where(np.eye(len(self.matrix), dtype=bool), 0.0, self.matrix)
         self.digits = decimals(self.beside)
         self.numbered = len(self.matrix) <= NUMBERED
 
     @property
     def id(self) -> str:
-        return self.found.method
+        return self.health.method
 
     def lines(self) -> list[Line]:
-        largest, verdicts = float(np.abs(self.matrix).max()) or 1.0, self.found.verdicts
+        largest, verdicts = float(np.abs(self.matrix).max()) or 1.0, self.health.verdicts
         return [
             Line(name, tuple(self._cell(k, j, largest) for j in range(len(self.matrix))), self._drift(drift),
                  self._style(drift), verdicts[name])
-            for k, (name, drift) in enumerate(zip(self.found.groups, self.found.drift, strict=True))
+            for k, (name, drift) in enumerate(zip(self.health.groups, self.health.drift, strict=True))
         ]  # fmt: skip
 
     def _cell(self, k: int, j: int, largest: float) -> Cell:
-        value, error = float(self.matrix[k, j]), self.found.stderr[k][j]
+        value, error = float(self.matrix[k, j]), self.health.stderr[k][j]
         text = signed(value, self.digits)
-        told = text if error is None else f"{plus_minus(value, error, self.digits)} (standard error)"
-        title = f"without {self.found.groups[k]}, images of {self.found.groups[j]}: {told} nats"
+        shown = text if error is None else f"{plus_minus(value, error, self.digits)} (standard error)"
+        title = f"without {self.health.groups[k]}, images of {self.health.groups[j]}: {shown} nats"
         kind = ("neg" if value < 0 else "pos") + (" own" if k == j else "")
         strength = round(STRONGEST * math.sqrt(abs(value) / largest), 3)
         return Cell(kind, strength, text if self.numbered else "", title)
@@ -256,18 +258,18 @@ class HealthView:
 
     def bands(self) -> list[tuple[str, list[str]]]:
         """(timesteps, drift of every group) from low to high noise."""
-        return [(f"{b.low} ≤ t < {b.high}", [self._drift(d) for d in b.drift]) for b in self.found.bands]
+        return [(f"{b.low} ≤ t < {b.high}", [self._drift(d) for d in b.drift]) for b in self.health.bands]
 
     @cached_property
     def mean_drift(self) -> float:
-        return float(np.mean([d.mean for d in self.found.drift]))
+        return float(np.mean([d.mean for d in self.health.drift]))
 
     def sentences(self, oracle: HealthView | None, subtracted: bool, kind: str = "elbo") -> list[str]:
         """The matrix in words; `kind` of the page's scores (scoring/reading.py)."""
-        groups, drift = self.found.groups, [d.mean for d in self.found.drift]
+        groups, drift = self.health.groups, [d.mean for d in self.health.drift]
         k, j = np.unravel_index(int(np.abs(self.beside).argmax()), self.beside.shape)
         own = float(np.diagonal(self.matrix).mean())
-        said = [
+        texts = [
             f"Forgetting: {signed(own, self.digits)} nats on average on images of the removed group"
             f"{self._against(oracle, 'own')}.",
             f"Drift: {signed(self.mean_drift, self.digits)} nats on average on images of the other groups, from "
@@ -276,16 +278,16 @@ class HealthView:
             f"Largest leak: {signed(float(self.beside[k, j]), self.digits)} nats on images of {groups[j]} when "
             f"{groups[k]} is removed.",
         ]
-        said.append(f"{unsound}." if (unsound := self.found.unsound()) else "All counterfactuals are sound.")
+        texts.append(f"{unsound}." if (unsound := self.health.unsound()) else "All counterfactuals are sound.")
         if oracle is not self and kind.endswith("excess"):
-            said.append("The scores on this page are compared with the average picture, so most of the drift cancels.")
+            texts.append("The scores on this page are compared with the average picture, so most of the drift cancels.")
         elif oracle is not self:
-            said.append(
+            texts.append(
                 "The drift has been subtracted from the scores on this page."
                 if subtracted
                 else "The drift is part of every score on this page; it says nothing about the group."
             )
-        return said
+        return texts
 
     def _against(self, oracle: HealthView | None, what: str) -> str:
         if oracle is None or oracle is self:
@@ -297,11 +299,11 @@ class HealthView:
 def read_views(run: Run, views: Sequence[MethodView], main: int) -> list[HealthView]:
     """Of every scored method that was checked; the page's main method first."""
     order = [views[main], *(v for i, v in enumerate(views) if i != main)]
-    found = [h for v in order if v.reading.models and (h := read_health(run, get_method(run, v.id))) is not None]
-    if not found:
+    healths = [h for v in order if v.reading.models and (h := read_health(run, get_method(run, v.id))) is not None]
+    if not healths:
         return []
-    ends = np.array([[d.lo, d.hi] for h in found for d in h.drift])
-    return [HealthView(h, Scale.of(ends)) for h in found]
+    ends = np.array([[d.lo, d.hi] for h in healths for d in h.drift])
+    return [HealthView(h, Scale.of(ends)) for h in healths]
 
 
 class NullView:

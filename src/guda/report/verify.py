@@ -43,7 +43,7 @@ EXACT, SUM = 1e-9, 1e-6  # relative: sums in another order; a map's sum
 
 @dataclass
 class Checked:
-    """What was found; nothing that is wrong gets here, it is refused."""
+    """What was checked and what could not be. A bundle with anything wrong is refused instead."""
 
     bundle: str
     picture: str = ""
@@ -60,36 +60,36 @@ class Checked:
 def verify(path: Path, run: Run | None = None, key: Path | None = None) -> Checked:
     """Refuses a bundle with something wrong, naming it; else what could be checked, and what could not."""
     files = read_bundle(path)
-    found = Checked(str(path))
-    found.checked.append(f"{len(files)} files are those of the manifest, byte for byte")
-    found.signer = check_signature(path, files, key)
-    _signed(found, key)
+    report = Checked(str(path))
+    report.checked.append(f"{len(files)} files are those of the manifest, byte for byte")
+    report.signer = check_signature(path, files, key)
+    _signed(report, key)
     scores, terms = _read_scores(path, files), _read_terms(path, files)
-    found.picture, found.verdict = scores["picture"], scores["verdict"]["text"]
+    report.picture, report.verdict = scores["picture"], scores["verdict"]["text"]
     _arithmetic(path, scores, terms, files)
-    found.checked.append(f"the plain scores of {len(scores['groups'])} groups are the sums of {len(terms):,} terms")
-    found.checked.append(f"the map sums to the score of group {scores['map']['group']}")
+    report.checked.append(f"the plain scores of {len(scores['groups'])} groups are the sums of {len(terms):,} terms")
+    report.checked.append(f"the map sums to the score of group {scores['map']['group']}")
     if run is None:
-        found.unchecked.append("whether models and data with these hashes give these terms: give --run RUN")
+        report.unchecked.append("whether models and data with these hashes give these terms: give --run RUN")
     else:
-        _against_run(path, run, files, scores, found)
-        _recompute(path, run, files, scores, terms, found)
-    found.unchecked += [
+        _against_run(path, run, files, scores, report)
+        _recompute(path, run, files, scores, terms, report)
+    report.unchecked += [
         "the pictures of maps and inversions, and the words of the page: they are drawn from the figures by guda",
         "when the bundle was made",
         "whether the method is right: that is what the comparison with retraining is for",
     ]
-    return found
+    return report
 
 
-def _signed(found: Checked, key: Path | None) -> None:
-    if found.signer is None:
-        found.unchecked.append("who made it: it is not signed, so anybody can have made all of it")
+def _signed(report: Checked, key: Path | None) -> None:
+    if report.signer is None:
+        report.unchecked.append("who made it: it is not signed, so anybody can have made all of it")
     elif key is None:
-        found.checked.append(f"it is signed; SHA-256 of the public key: {found.signer}")
-        found.unchecked.append("whose key that is: give --key PUBLIC.pem, from the signer and not from the bundle")
+        report.checked.append(f"it is signed; SHA-256 of the public key: {report.signer}")
+        report.unchecked.append("whose key that is: give --key PUBLIC.pem, from the signer and not from the bundle")
     else:
-        found.checked.append(f"it is signed by {key}")
+        report.checked.append(f"it is signed by {key}")
 
 
 def _refuse(path: Path, name: str, why: str) -> GudaError:
@@ -98,17 +98,17 @@ def _refuse(path: Path, name: str, why: str) -> GudaError:
 
 def _read_scores(path: Path, files: Mapping[str, bytes]) -> dict[str, Any]:
     try:
-        found = json.loads(files["scores.json"])
-        if found["schema"] != SCHEMA:
-            raise GudaError("bundle-schema-unknown", f"{path}: scores.json has schema {str(found['schema'])[:40]!r}")
+        scores = json.loads(files["scores.json"])
+        if scores["schema"] != SCHEMA:
+            raise GudaError("bundle-schema-unknown", f"{path}: scores.json has schema {str(scores['schema'])[:40]!r}")
         for text in ("picture", "queries", "method"):
-            if not isinstance(found[text], str):
+            if not isinstance(scores[text], str):
                 raise TypeError
-        _ = found["verdict"]["text"], found["map"]["group"], float(found["map"]["nats"]), found["digests"]["model"]
-        _ = [(g["group"], float(g["nats"]), g["rank"]) for g in found["groups"]]
+        _ = scores["verdict"]["text"], scores["map"]["group"], float(scores["map"]["nats"]), scores["digests"]["model"]
+        _ = [(g["group"], float(g["nats"]), g["rank"]) for g in scores["groups"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _refuse(path, "scores.json", "it is not what guda writes") from None
-    return dict(found)
+    return dict(scores)
 
 
 def _read_terms(path: Path, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ def _arithmetic(
             raise _refuse(path, "map.csv", f"the map does not sum to the score of group {mapped['group']}")
 
 
-def _against_run(path: Path, run: Run, files: Mapping[str, bytes], scores: dict[str, Any], found: Checked) -> None:
+def _against_run(path: Path, run: Run, files: Mapping[str, bytes], scores: dict[str, Any], report: Checked) -> None:
     """Digests of what went in."""
 
     def compare(what: str, mine: str, theirs: Any) -> None:
@@ -156,32 +156,34 @@ def _against_run(path: Path, run: Run, files: Mapping[str, bytes], scores: dict[
                 f"{path}: {what} is {str(theirs)[:16]}..., that of {run.root} is {mine[:16]}...; give the run it came "
                 "from",
             )
-        found.checked.append(f"{what} is that of the run ({mine[:16]}...)")
+        report.checked.append(f"{what} is that of the run ({mine[:16]}...)")
 
     if scores["queries"] not in run.query_sets():
         raise GudaError("bundle-other-run", f"{path}: {run.root} has no query set {scores['queries'][:80]!r}")
-    queries, told = load_queries(run, scores["queries"]), scores["digests"]
+    queries, digests = load_queries(run, scores["queries"]), scores["digests"]
     one = queries.subset([scores["picture"]])
-    compare("the model", model_digest(run, "base"), told.get("model"))
-    compare("the training data", load_data(run).digest, told.get("data"))
+    compare("the model", model_digest(run, "base"), digests.get("model"))
+    compare("the training data", load_data(run).digest, digests.get("data"))
     method, mapped = get_method(run, scores["method"]), scores["map"]["group"]
     if not has_counterfactuals(method) or mapped not in method.groups:
         raise _refuse(path, "scores.json", "its method has no model without this group")
     file = run.path(str(method.sets()[0][1][mapped].counterfactual))
-    compare(f"the model without {mapped}", digest_file(file) if file.is_file() else "gone", told.get("counterfactual"))
-    compare("the picture", digest_arrays(one.images[0]), told.get("picture"))
+    compare(
+        f"the model without {mapped}", digest_file(file) if file.is_file() else "gone", digests.get("counterfactual")
+    )
+    compare("the picture", digest_arrays(one.images[0]), digests.get("picture"))
     compare("the recipe", sha256(run.path("recipe.yaml").read_bytes()), sha256(files.get("recipe.yaml", b"")))
     if not np.array_equal(_pixels(path, files, one.shape), one.images[0]):
         raise GudaError("bundle-other-run", f"{path}: picture.png shows another picture than the run has")
-    found.checked.append("picture.png shows the run's picture, pixel for pixel")
+    report.checked.append("picture.png shows the run's picture, pixel for pixel")
     parts = scores.get("terms")
     gone = [p for p in parts or {} if not (isinstance(p, str) and p.startswith("terms/") and run.has(p))]
     if gone or not isinstance(parts, dict):
-        found.unchecked.append(f"{len(gone)} of the run's files of terms are not there any more")
-    elif bad := next((p for p, known in parts.items() if digest_file(run.path(p)) != known), None):
+        report.unchecked.append(f"{len(gone)} of the run's files of terms are not there any more")
+    elif bad := next((p for p, checksum in parts.items() if digest_file(run.path(p)) != checksum), None):
         raise GudaError("bundle-other-run", f"{path}: {bad} of the run is not the file that the bundle names")
     else:
-        found.checked.append(f"{len(parts)} files of terms are those of the run")
+        report.checked.append(f"{len(parts)} files of terms are those of the run")
 
 
 def _pixels(path: Path, files: Mapping[str, bytes], shape: tuple[int, int, int]) -> np.ndarray:
@@ -195,12 +197,12 @@ def _pixels(path: Path, files: Mapping[str, bytes], shape: tuple[int, int, int])
                 return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     except (KeyError, OSError, ValueError, SyntaxError):
         pass
-    raise _refuse(path, "picture.png", "it is no picture of the run's size")
+    raise _refuse(path, "picture.png", "it is not a picture of the run's size")
 
 
 def _recompute(
     path: Path, run: Run, files: Mapping[str, bytes], scores: dict[str, Any], terms: list[dict[str, Any]],
-    found: Checked,
+    report: Checked,
 ) -> None:  # fmt: skip
     """Terms of some (model, round), drawn by the hash of the manifest."""
     method = get_method(run, scores["method"])
@@ -225,17 +227,17 @@ def _recompute(
             f"{path}: {count - same} of {count} recomputed terms differ, by up to {largest:.2g} of their size; these "
             "scores are not by these models",
         )
-    found.terms = {"recomputed": count, "bitwise": same, "largest_difference": largest}
-    told = f"{count} terms of {len(chosen)} (model, round) were computed again from the models"
+    report.terms = {"recomputed": count, "bitwise": same, "largest_difference": largest}
+    recomputed = f"{count} terms of {len(chosen)} (model, round) were computed again from the models"
     if same == count:
-        found.checked.append(f"{told}: all have the same bits")
+        report.checked.append(f"{recomputed}: all have the same bits")
     else:
-        found.checked.append(f"{told}: they agree to {largest:.1g}")
-        found.unchecked.append(f"the last bits of {count - same} terms: another processor or other library versions")
+        report.checked.append(f"{recomputed}: they agree to {largest:.1g}")
+        report.unchecked.append(f"the last bits of {count - same} terms: another processor or other library versions")
 
 
 def _choose(terms: Sequence[dict[str, Any]], key: str) -> list[tuple[int, str, int]]:
-    """(set, group, round) in an order that the key decides, until enough terms are asked for."""
+    """(set, group, round) in an order that the key decides, until there are enough terms."""
     pairs = sorted({(r["set"], r["group"], r["round"]) for r in terms})
     strata = 1 + max(r["stratum"] for r in terms)
     order = generator("verify", key).permutation(len(pairs))

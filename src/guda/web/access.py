@@ -87,10 +87,10 @@ class Token:
         if kind.lower() == "bearer" and self._is(value.strip()):
             return True
         try:
-            found = SimpleCookie(headers.get(b"cookie", "")).get(self.cookie)
+            cookie = SimpleCookie(headers.get(b"cookie", "")).get(self.cookie)
         except CookieError:
             return False
-        return found is not None and self._is(found.value)
+        return cookie is not None and self._is(cookie.value)
 
     def entrance(self, path: str, query: bytes) -> list[tuple[bytes, bytes]] | None:
         """For a link with the token: headers that set the cookie and open the same page without it. None: no token,
@@ -145,13 +145,13 @@ class Attempts:
     def begin(self, address: str) -> bool:
         """Whether another guess is allowed now; it is counted."""
         now = self.clock()
-        found = self._begun.pop(address, None) or deque()
-        while found and now - found[0] >= self.within:
-            found.popleft()
-        allowed = len(found) < self.most
+        begun = self._begun.pop(address, None) or deque()
+        while begun and now - begun[0] >= self.within:
+            begun.popleft()
+        allowed = len(begun) < self.most
         if allowed:
-            found.append(now)
-        self._begun[address] = found  # last, so that the first are those that were not heard of for longest
+            begun.append(now)
+        self._begun[address] = begun  # last, so that the first are those that were not heard of for longest
         while len(self._begun) > ADDRESSES:
             del self._begun[next(iter(self._begun))]
         return allowed

@@ -133,22 +133,22 @@ def _copied(service: Service, shot: Snapshot) -> tuple[str, str] | None:
 
 def _spent(shot: Snapshot) -> str:
     rounds, groups = int(shot.rounds.max()), len(shot.scores.groups)
-    told = {"n": f"{shot.evals:,}", "method": shot.scores.method}
+    values = {"n": f"{shot.evals:,}", "method": shot.scores.method}
     if shot.rule is None:
-        return tr("{n} network evaluations, method {method}", **told)
+        return tr("{n} network evaluations, method {method}", **values)
     if not shot.final:
         left = int((~shot.left).sum())
         return tr("{n} network evaluations so far, {left} of {groups} groups still in the race", left=left,
-                  groups=groups, **told)  # fmt: skip
+                  groups=groups, **values)  # fmt: skip
     return tr("{n} network evaluations, rounds: {rounds}, rule {rule}, method {method}", rounds=rounds, rule=shot.rule,
-              **told)  # fmt: skip
+              **values)  # fmt: skip
 
 
 def _said(shot: Snapshot, view: MethodView) -> Verdict:
     """During a race there is a leader, but no verdict yet."""
-    found = view.verdicts[0]
-    settled = shot.final or found.kind in ("foreign", "copy")  # known before the race
-    return found if settled else replace(found, headline=tr("so far: {headline}", headline=found.headline))
+    verdict = view.verdicts[0]
+    settled = shot.final or verdict.kind in ("foreign", "copy")  # known before the race
+    return verdict if settled else replace(verdict, headline=tr("so far: {headline}", headline=verdict.headline))
 
 
 def _leaders(shot: Snapshot) -> str:

@@ -125,7 +125,7 @@ def stream(events: AsyncIterator[str]) -> StreamingResponse:
     return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-def told(service: Service, shot: Snapshot, note: str = "") -> dict[str, Any]:
+def result_json(service: Service, shot: Snapshot, note: str = "") -> dict[str, Any]:
     value = to_json(shot, service.view(shot))
     return value | {"note": note} if note else value
 
@@ -135,7 +135,7 @@ def number(request: Request, name: str) -> int:
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 7 else 1
 
 
-def asked(request: Request) -> tuple[str, str, str, str]:
+def address_parts(request: Request) -> tuple[str, str, str, str]:
     """(query set, method, rule, picture) of an address; all but the first may be empty."""
     q = request.query_params
     return q.get("result", ""), q.get("method", ""), q.get("rule", ""), q.get("picture", "")
@@ -188,8 +188,8 @@ class Site:
     def form(self, chosen: dict[str, str] | None = None) -> dict[str, Any]:
         service = self.service
         return {
-            "choices": choices(service), "methods": service.methods, "method": service.method, "told": service.told,
-            "chosen": ASKED | (chosen or {}),
+            "choices": choices(service), "methods": service.methods, "method": service.method,
+            "condition": service.condition, "chosen": ASKED | (chosen or {}),
         }  # fmt: skip
 
     def samples(self) -> list[tuple[str, str]]:
@@ -241,8 +241,8 @@ class Site:
             if file is None or isinstance(file, str) or not file.filename:
                 raise GudaError("image-not-given", "choose a picture first: PNG, JPEG or WebP")
             with self.uploads.file(file.filename, file.file) as path:
-                found, prompt = service.read(path, str(form.get("prompt", "")))
-            pixels, note = found.pixels, found.note
+                upload, prompt = service.read(path, str(form.get("prompt", "")))
+            pixels, note = upload.pixels, upload.note
         job, raced = service.ask_pixels(pixels, prompt, rule, method)
         if raced is None:
             shot = job.snapshots[-1]
@@ -269,7 +269,7 @@ class Site:
         self._queries(name)
 
     async def watch(self, request: Request) -> Response:
-        name, method, rule, _ = asked(request)
+        name, method, rule, _ = address_parts(request)
         self._upload(name)
         method, rule = self.service.check(rule or DEFAULT_RULE, method)
         if self.service.job(name, rule, method) is None:
@@ -292,7 +292,7 @@ class Site:
 
     async def events(self, request: Request) -> Response:
         """What is known, as it becomes known; a question that was interrupted goes on where it was."""
-        name, method, rule, _ = asked(request)
+        name, method, rule, _ = address_parts(request)
         self._upload(name)
         service, language = self.service, self.spoken(request)
         job = await asyncio.to_thread(service.submit, name, rule or DEFAULT_RULE, method or None)
@@ -324,7 +324,7 @@ class Site:
     # ---- looking
 
     async def result(self, request: Request) -> Response:
-        shot = await asyncio.to_thread(open_result, self.service, *asked(request))
+        shot = await asyncio.to_thread(open_result, self.service, *address_parts(request))
         return await self.shown(request, lambda: self._result(shot))
 
     def _result(self, shot: Snapshot) -> Markup:
@@ -408,8 +408,8 @@ class Site:
 
     async def picture(self, request: Request) -> Response:
         """A picture of the run as PNG, at its own pixels."""
-        found = self._queries(request.query_params.get("set", "")).subset([request.query_params.get("id", "")])
-        data = await asyncio.to_thread(_png, found.images[0])
+        chosen = self._queries(request.query_params.get("set", "")).subset([request.query_params.get("id", "")])
+        data = await asyncio.to_thread(_png, chosen.images[0])
         return Response(data, media_type="image/png", headers={"cache-control": "private, max-age=3600"})
 
     # ---- several pictures
@@ -435,7 +435,7 @@ class Site:
                     raise GudaError("image-not-given", "choose some pictures first: PNG, JPEG or WebP")
                 if len(sent_files) > MOST:
                     raise GudaError("upload-too-many", f"{len(sent_files)} pictures are too many; the limit is {MOST}")
-                prompts = prompts_of(given["prompt"], len(sent_files), self.service.told)
+                prompts = prompts_of(given["prompt"], len(sent_files), self.service.condition)
                 rule = rule_of(given["choice"], given["budget"], given["own"])
                 method, rule = self.service.check(rule, given["method"] or None)
                 entries = await asyncio.to_thread(self._receive, sent_files, prompts, rule, method)
@@ -446,7 +446,7 @@ class Site:
 
     def _receive(self, sent_files: list[Any], prompts: list[str], rule: str, method: str) -> list[Entry]:
         """Every file is stored, has its answer already, or is refused."""
-        found = []
+        entries = []
         for file, prompt in zip(sent_files, prompts, strict=True):
             entry = Entry(file.filename)
             try:
@@ -454,8 +454,8 @@ class Site:
                     entry.queries, entry.job = self.service.receive(path, prompt, method)
             except GudaError as e:
                 entry.job = e
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     async def batch_events(self, request: Request) -> Response:
         batch, language = self.batches.find(request.query_params.get("list", "")), self.spoken(request)
@@ -495,24 +495,24 @@ class Site:
         async for shot in looks(service, job):
             last = last if isinstance(shot, int) else shot
         assert last is not None
-        return JSONResponse(told(service, last, note))
+        return JSONResponse(result_json(service, last, note))
 
     async def api_result(self, request: Request) -> Response:
-        shot = await asyncio.to_thread(open_result, self.service, *asked(request))
-        text = json.dumps(told(self.service, shot), indent=1, ensure_ascii=False)
+        shot = await asyncio.to_thread(open_result, self.service, *address_parts(request))
+        text = json.dumps(result_json(self.service, shot), indent=1, ensure_ascii=False)
         return Response(text, media_type="application/json")
 
     async def api_csv(self, request: Request) -> Response:
-        shot = await asyncio.to_thread(open_result, self.service, *asked(request))
-        return Response(to_csv(told(self.service, shot)), media_type="text/csv; charset=utf-8")
+        shot = await asyncio.to_thread(open_result, self.service, *address_parts(request))
+        return Response(to_csv(result_json(self.service, shot)), media_type="text/csv; charset=utf-8")
 
     async def api_results(self) -> Response:
         run = self.service.run
-        found = [
+        listed = [
             {"result": r.queries, "method": r.method, "rule": r.rule, "pictures": len(pictures(run, r.queries))}
             for r in results(run)
         ]
-        return JSONResponse(found)
+        return JSONResponse(listed)
 
     async def api_leaderboard(self) -> Response:
         return JSONResponse({k: entry.model_dump(mode="json") for k, entry in evaluations(self.service.run).items()})

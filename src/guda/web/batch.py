@@ -81,13 +81,13 @@ def header() -> tuple[str, ...]:
 def line(service: Service, name: str, shot: Snapshot) -> tuple[str, ...]:
     """One picture as a row below `header`."""
     view = service.view(shot)
-    first, said = view.rows(0)[0], view.verdicts[0]
-    told = said.headline
+    first, verdict = view.rows(0)[0], view.verdicts[0]
+    text = verdict.headline
     if shot.rule is None:
-        told += " " + tr("(stored answer of {place})", place=f"{shot.queries}/{shot.picture}")
-    if said.kind == "foreign":
-        return (name, told, "", "", "", f"{shot.evals:,}")
-    return (name, told, first.name, first.value, first.interval, f"{shot.evals:,}")
+        text += " " + tr("(stored answer of {place})", place=f"{shot.queries}/{shot.picture}")
+    if verdict.kind == "foreign":
+        return (name, text, "", "", "", f"{shot.evals:,}")
+    return (name, text, first.name, first.value, first.interval, f"{shot.evals:,}")
 
 
 def progress(service: Service, batch: Batch) -> tuple[Any, bool]:

@@ -45,19 +45,19 @@ def where_and_without(service: Service, shot: Snapshot) -> Markup:
         return Markup("")
     group = first_group(shot)
     try:
-        found = read_evidence(service.run, shot.queries, shot.picture, shot.scores.method, group)
+        evidence = read_evidence(service.run, shot.queries, shot.picture, shot.scores.method, group)
     except GudaError:  # a model has changed since
-        found = None
-    shown = None if found is None else _shown(service, found)
+        evidence = None
+    shown = None if evidence is None else _shown(service, evidence)
     return answer.render("evidence.html.j2", shot=shot, group=group, shown=shown)
 
 
 VIEWS: tuple[Callable[[Service, Snapshot], Markup], ...] = (where_and_without,)
 
 
-def _shown(service: Service, found: Evidence) -> dict[str, Any]:
-    pixels = found.drawn.picture
-    whole, worse = found.map.whole, None if found.signed is None else found.signed.whole
+def _shown(service: Service, evidence: Evidence) -> dict[str, Any]:
+    pixels = evidence.drawn.picture
+    whole, worse = evidence.map.whole, None if evidence.signed is None else evidence.signed.whole
     top, data = map_figure.top_of([whole]), load_data(service.run)
 
     def uri(image: Any) -> str:
@@ -67,7 +67,7 @@ def _shown(service: Service, found: Evidence) -> dict[str, Any]:
         "map": uri(map_figure.overlay(pixels, whole, top)), "signed": whole.signed,
         "ends": map_figure.scale_ends(top, whole.signed), "floor": map_figure.floor_sentence(whole),
         "worse": None if worse is None else uri(map_figure.overlay(pixels, worse, map_figure.top_of([worse]))),
-        "full": uri(map_figure.picture_image(found.drawn.full)), "by": found.drawn.by,
-        "without": uri(map_figure.picture_image(found.drawn.without)),
-        "nearest": [(data_uri(data.images[i], EXEMPLAR), data.ids[i]) for i in found.near[-1].index[:NEAREST]],
+        "full": uri(map_figure.picture_image(evidence.drawn.full)), "by": evidence.drawn.by,
+        "without": uri(map_figure.picture_image(evidence.drawn.without)),
+        "nearest": [(data_uri(data.images[i], EXEMPLAR), data.ids[i]) for i in evidence.near[-1].index[:NEAREST]],
     }  # fmt: skip

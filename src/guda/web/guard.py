@@ -93,8 +93,8 @@ class Guard:
             )
         if self.token is None or (self.login is not None and LOGIN.fullmatch(path)):
             return
-        if self.login is None and getting and (found := self.token.entrance(path, scope.get("query_string", b""))):
-            raise Refusal(303, "Welcome.", found)  # also for who has the cookie: the token leaves the address bar
+        if self.login is None and getting and (entrance := self.token.entrance(path, scope.get("query_string", b""))):
+            raise Refusal(303, "Welcome.", entrance)  # also for who has the cookie: the token leaves the address bar
         if self.token.carried(headers):
             return
         if self.login is None:
@@ -126,8 +126,8 @@ class Guard:
             if message["type"] == "http.disconnect":
                 return
             body, more = body + message.get("body", b""), message.get("more_body", False)
-        given = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
-        self.attempt(scope, self.login.accepts(given.get("username", ""), given.get("password", "")))
+        fields = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+        self.attempt(scope, self.login.accepts(fields.get("username", ""), fields.get("password", "")))
         raise Refusal(303, "Welcome.", [(b"location", b"/"), (b"set-cookie", self.token.header)])
 
     async def upload(self, scope: Any, headers: Mapping[bytes, str], receive: Any, answer: Answer) -> None:
@@ -225,13 +225,13 @@ def _name(address: str) -> str | None:
 def _same(origin: str, host: str) -> bool:
     """An origin names no port where it is the scheme's own; a Host may."""
     try:
-        there = urlsplit(origin)
-        here = urlsplit(f"//{host}")
-        usual = PORTS.get(there.scheme)
+        theirs = urlsplit(origin)
+        ours = urlsplit(f"//{host}")
+        usual = PORTS.get(theirs.scheme)
         return (
             usual is not None
-            and there.hostname is not None
-            and (there.hostname, there.port or usual) == (here.hostname, here.port or usual)
+            and theirs.hostname is not None
+            and (theirs.hostname, theirs.port or usual) == (ours.hostname, ours.port or usual)
         )
     except ValueError:
         return False

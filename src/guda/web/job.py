@@ -79,7 +79,7 @@ def one_picture(scores: Scores, picture: str | None = None) -> Scores:
 
 def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
     """The documented form (docs/web.md): plain JSON, groups best first, null where there is no interval yet."""
-    scores, said = snapshot.scores, view.verdicts[0]
+    scores, verdict = snapshot.scores, view.verdicts[0]
     place = {name: g for g, name in enumerate(scores.groups)}
     rounds, left = snapshot.rounds, snapshot.left
     return {
@@ -93,7 +93,7 @@ def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
         "rule": snapshot.rule,
         "settled": snapshot.settled,
         "evaluations": snapshot.evals,
-        "verdict": {"kind": said.kind, "headline": said.headline, "detail": said.detail, "note": said.note},
+        "verdict": {"kind": verdict.kind, "headline": verdict.headline, "detail": verdict.detail, "note": verdict.note},
         "origin": None if scores.origins is None else scores.origins[0].to_json(),
         "placebo_floor": view.null,
         "groups": [
@@ -147,9 +147,9 @@ class Job:
         while True:
             with self._news:
                 self._news.wait_for(lambda: self.done or len(self.snapshots) > seen)  # noqa: B023 - waited for here
-                found, ended = self.snapshots[seen:], self.done
-            yield from found
-            seen += len(found)
+                fresh, ended = self.snapshots[seen:], self.done
+            yield from fresh
+            seen += len(fresh)
             if ended and seen == len(self.snapshots):
                 if self.error is not None:
                     raise self.error

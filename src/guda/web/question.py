@@ -35,14 +35,14 @@ def rule_of(choice: str, budget: str, own: str) -> str:
     return StopRule.parse(text).name
 
 
-def prompts_of(text: str, n: int, told: str | None) -> list[str]:
+def prompts_of(text: str, n: int, condition: str | None) -> list[str]:
     """One for each of `n` pictures: a line each, or one line for all."""
     lines = [line for line in text.splitlines() if line.strip()]
-    if told is None or len(lines) == n:
+    if condition is None or len(lines) == n:
         return lines or [""] * n
     if len(lines) == 1:
         return lines * n
     raise GudaError(
         "prompts-count-mismatch",
-        f"{n} pictures and {len(lines)} {told} lines; give one line for each picture, or one for all",
+        f"{n} pictures and {len(lines)} {condition} lines; give one line for each picture, or one for all",
     )

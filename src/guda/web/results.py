@@ -85,8 +85,10 @@ def find(run: Run, queries: str, method: str | None = None, rule: str | None = N
         for stored in sorted(_of(run, queries), key=lambda r: (-r.when, r.title)):
             if method in (None, "", stored.method) and (not rule or rule == (stored.rule or FULL)):
                 return stored
-    asked = ", ".join(str(part) for part in (queries, method, rule) if part)
-    raise GudaError("result-unknown", f"there is no stored result {asked!r} in this run; see the tab Stored results")
+    wanted_result = ", ".join(str(part) for part in (queries, method, rule) if part)
+    raise GudaError(
+        "result-unknown", f"there is no stored result {wanted_result!r} in this run; see the tab Stored results"
+    )
 
 
 def open_result(
@@ -116,20 +118,20 @@ def picture_address(queries: str, picture: str) -> str:
 def tile(service: Service, queries: str, shot: Snapshot) -> dict[str, Any]:
     """One picture of a gallery: what the macro `tile` takes."""
     view = service.view(shot)
-    said, first = view.verdicts[0], view.rows(0)[0]
-    told = "" if said.kind == "foreign" else f"{first.name} {first.value} {view.unit}"
+    verdict, first = view.verdicts[0], view.rows(0)[0]
+    value = "" if verdict.kind == "foreign" else f"{first.name} {first.value} {view.unit}"
     name = shot.picture if shot.picture == queries else f"{queries}/{shot.picture}"
     return {
-        "href": answer.link(shot), "image": picture_address(queries, shot.picture), "verdict": said,
-        "name": f"{name}, {shot.scores.method}{f', {shot.rule}' if shot.rule else ''}", "value": told,
+        "href": answer.link(shot), "image": picture_address(queries, shot.picture), "verdict": verdict,
+        "name": f"{name}, {shot.scores.method}{f', {shot.rule}' if shot.rule else ''}", "value": value,
     }  # fmt: skip
 
 
 def gallery(service: Service, page: int) -> tuple[list[dict[str, Any]], int]:
     """(tiles of a page, pages): one for each stored result, newest first; a set of several pictures is one tile."""
-    run, found = service.run, results(service.run)
+    run, stored_results = service.run, results(service.run)
     tiles = []
-    for stored in found[(page - 1) * PAGE : page * PAGE]:
+    for stored in stored_results[(page - 1) * PAGE : page * PAGE]:
         ids = pictures(run, stored.queries)
         try:
             if len(ids) == 1:
@@ -144,7 +146,7 @@ def gallery(service: Service, page: int) -> tuple[list[dict[str, Any]], int]:
             "name": f"{stored.queries}, {stored.method}{f', {stored.rule}' if stored.rule else ''}",
             "value": tr("{n} pictures", n=f"{len(ids):,}"),
         })  # fmt: skip
-    return tiles, -(-len(found) // PAGE)
+    return tiles, -(-len(stored_results) // PAGE)
 
 
 def set_gallery(service: Service, queries: str, method: str, rule: str, page: int) -> tuple[list[dict[str, Any]], int]:
@@ -188,22 +190,22 @@ def evaluations(run: Run) -> dict[str, DatasetEntry]:
     """Evaluated query sets, the recipe's own first."""
     own = set_name(run, run.recipe.queries)
     files = {name: scores_folder(run, name) / "evaluation.json" for name in run.query_sets()}
-    found = {name: read_entry(path) for name, path in files.items() if path.is_file()}
-    return dict(sorted(found.items(), key=lambda item: (item[0] != own, item[0])))
+    entries = {name: read_entry(path) for name, path in files.items() if path.is_file()}
+    return dict(sorted(entries.items(), key=lambda item: (item[0] != own, item[0])))
 
 
 def leaderboard(service: Service) -> Markup:
     """Methods against the oracle, a table for every query set that was evaluated."""
     run = service.run
-    found = evaluations(run)
-    if not found:
+    entries = evaluations(run)
+    if not entries:
         return answer.macro(
             "empty",
             f"This run has not been compared with an oracle, so it is unknown how often a method is right. "
             f"Fit and score {run.recipe.evaluation.against}, then run: guda evaluate {run.root}",
         )
     boards = []
-    for name, entry in found.items():
+    for name, entry in entries.items():
         table = comparison(name, entry)
         rows = [(row[0], [_cell(c) for c in row[1:]]) for row in table.texts()]
         boards.append(
@@ -222,20 +224,22 @@ def _cell(text: str) -> tuple[str, str]:
 
 def shares_tables(service: Service) -> Markup:
     """What was computed of several groups together (`guda shares`, `guda without`), by query set."""
-    run, found = service.run, Markup("")
+    run, sections_html = service.run, Markup("")
     for name in run.query_sets():
         path = scores_folder(run, name) / "evaluation.json"
         for section in coalition_sections(run, name, read_entry(path) if path.is_file() else None):
             table = section.table
             rows = [("", row) for row in table.texts()]
-            found += Markup("<h2>{}</h2>").format(table.title)
-            found += answer.macro("words", table.title, table.header, rows, table.note)
+            sections_html += Markup("<h2>{}</h2>").format(table.title)
+            sections_html += answer.macro("words", table.title, table.header, rows, table.note)
             if section.picture is not None:
-                said = tr("Pictures with and without the groups, from the same noise")
-                found += Markup('<p class="scroll"><img src="{}" alt="{}"></p>').format(section.picture, said)
-    if not found:
+                caption = tr("Pictures with and without the groups, from the same noise")
+                sections_html += Markup('<p class="scroll"><img src="{}" alt="{}"></p>').format(
+                    section.picture, caption
+                )
+    if not sections_html:
         return answer.macro("empty", f"Nothing was computed of several groups together; run: guda shares {run.root}")
-    return found
+    return sections_html
 
 
 RUNS_HEADER = ("run", "recipe", "groups", "fitted methods", "query sets", "state")
@@ -243,10 +247,10 @@ RUNS_HEADER = ("run", "recipe", "groups", "fitted methods", "query sets", "state
 
 def runs_table(folder: Path, here: Path) -> Markup:
     """The run folders below `folder`; only their small files are read."""
-    found = sorted(p.parent for p in folder.glob("*/run.json"))
-    if not found:
+    roots = sorted(p.parent for p in folder.glob("*/run.json"))
+    if not roots:
         return answer.macro("empty", f"There are no run folders in {folder}.")
-    rows = [("", _run_row(root, root.resolve() == here.resolve())) for root in found]
+    rows = [("", _run_row(root, root.resolve() == here.resolve())) for root in roots]
     return answer.macro("words", "Runs", RUNS_HEADER, rows, f"Run folders in {folder}.")
 
 

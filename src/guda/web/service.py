@@ -89,15 +89,15 @@ class Service:
         return load_model(self.run, "base")
 
     @property
-    def told(self) -> str | None:
+    def condition(self) -> str | None:
         """What the model is conditioned on besides the picture: `prompt`, `class` or None."""
         return self.model.condition_name if self.model.conditional else None
 
     def warm(self) -> None:
         """Do everything the first visitor would otherwise wait for: model, probe, pilot, digests of all weights."""
         run = self.run
-        found = get_method(run, self.method)
-        assert has_counterfactuals(found)
+        method = get_method(run, self.method)
+        assert has_counterfactuals(method)
         probe(run, self.model)
         run_inline(run, pilot_tasks(run), "pilot")
         if run_plan(run).grid:
@@ -105,7 +105,7 @@ class Service:
                 "race-grid-unsupported",
                 f"{run.root} scores on the paper's fixed grid, which cannot be raced; set estimand: elbo",
             )
-        for ref in found.models():
+        for ref in method.models():
             ref.identity(run)
         import pyarrow.dataset  # what reading the first table would import  # noqa: F401
 
@@ -133,8 +133,8 @@ class Service:
     ) -> tuple[Job, str | None]:
         """(job, query set): raced under that name; of a picture that was scored in full the stored answer, and None."""
         method, rule = self.check(rule, method)
-        if (found := stored_scores(self.run, method, pixels, prompt)) is not None:
-            return Job.ended(self.snapshot(self.run, found[0], None, found[1])), None
+        if (stored := stored_scores(self.run, method, pixels, prompt)) is not None:
+            return Job.ended(self.snapshot(self.run, stored[0], None, stored[1])), None
         name = upload_name(pixels, prompt)
         return self.submit(name, rule, method, (pixels, prompt)), name
 
@@ -147,16 +147,16 @@ class Service:
         with self._lock:
             if self.full:
                 raise Full("queue-full", f"the queue is full ({self.limits.queue} pictures); try again later")
-            found = self._worker.submit(work)
-            self._others.add(found)
-        found.add_done_callback(self._others.discard)
-        return found
+            future = self._worker.submit(work)
+            self._others.add(future)
+        future.add_done_callback(self._others.discard)
+        return future
 
     def receive(self, path: str | Path, prompt: str, method: str) -> tuple[str | None, Job | None]:
         """(query set, None) of an upload that is stored to be asked about; (None, job): it was scored in full."""
         picture, text = self.read(path, prompt)
-        if (found := stored_scores(self.run, method, picture.pixels, text)) is not None:
-            return None, Job.ended(self.snapshot(self.run, found[0], None, found[1]))
+        if (stored := stored_scores(self.run, method, picture.pixels, text)) is not None:
+            return None, Job.ended(self.snapshot(self.run, stored[0], None, stored[1]))
         return keep_upload(self.run, picture.pixels, text, self.limits.uploads), None
 
     def take(self, path: str | Path, prompt: str | None = None) -> tuple[str, str]:
@@ -165,7 +165,7 @@ class Service:
         return keep_upload(self.run, picture.pixels, text, self.limits.uploads), picture.note
 
     def read(self, path: str | Path, prompt: str | None) -> tuple[Picture, str | None]:
-        text = read_prompt(prompt, self.told)
+        text = read_prompt(prompt, self.condition)
         picture = read_upload(path, self.model.image_shape, self.limits)
         try:
             self.model.condition(None if text is None else [text])
@@ -190,8 +190,8 @@ class Service:
             if (job := self._jobs.get(key)) is not None:
                 return job
             stored = upload is None or queries in self.run.query_sets()
-            if stored and (known := self._replay(*key)) is not None:
-                return known
+            if stored and (replayed := self._replay(*key)) is not None:
+                return replayed
             if self.full:
                 raise Full("queue-full", f"the queue is full ({self.limits.queue} pictures); try again later")
             if upload is not None:
@@ -217,10 +217,10 @@ class Service:
                 "race-method-unknown", f"{method!r} cannot be raced here; choose one of: {', '.join(self.methods)}"
             )
         stop, run = StopRule.parse(rule), self.run
-        found = get_method(run, method)
-        assert has_counterfactuals(found)
+        fitted = get_method(run, method)
+        assert has_counterfactuals(fitted)
         Race(
-            1, len(found.groups), run_plan(run).evals_per_round, stop, 1, found.networks()
+            1, len(fitted.groups), run_plan(run).evals_per_round, stop, 1, fitted.networks()
         )  # refuses what none can win
         return method, stop.name
 
@@ -270,9 +270,9 @@ class Service:
     # ---- looking
 
     def snapshot(self, run: Run, queries: str, rule: str | None, scores: Scores, final: bool = True) -> Snapshot:
-        found, asked = get_method(run, scores.method), load_queries(run, queries)
-        networks = found.networks() if has_counterfactuals(found) else (0, 1)
-        prompt = asked.prompts[asked.ids.index(scores.queries[0])] if asked.prompts else None
+        method, loaded = get_method(run, scores.method), load_queries(run, queries)
+        networks = method.networks() if has_counterfactuals(method) else (0, 1)
+        prompt = loaded.prompts[loaded.ids.index(scores.queries[0])] if loaded.prompts else None
         return Snapshot(queries, rule, scores, networks, run_plan(run).evals_per_round, final, prompt)
 
     def floor_set(self, method: str, queries: str | None = None) -> str | None:
@@ -308,7 +308,7 @@ class Service:
 
     @property
     def data(self) -> ImageData:
-        """The groups that are asked about."""
+        """The groups that are scored."""
         return scored_data(self.run)
 
 
@@ -335,12 +335,12 @@ def stored_scores(run: Run, method: str, pixels: np.ndarray, prompt: str | None)
     run's present estimand, groups, models and rounds. The picture's file may have any name."""
     own, name = set_name(run, run.recipe.queries), upload_name(pixels, prompt)
     sets = [s for s in run.query_sets() if not s.startswith(UPLOAD) or s == name]  # an upload is named by its pixels
-    for known in sorted(sets, key=lambda s: s != own):
-        path, queries = steps.scores_path(run, known, method), load_queries(run, known)
+    for query_set in sorted(sets, key=lambda s: s != own):
+        path, queries = steps.scores_path(run, query_set, method), load_queries(run, query_set)
         [place] = queries.find(pixels[None], None if prompt is None else [prompt])
         if place < 0 or not path.is_file() or not steps.up_to_date(run, queries, get_method(run, method)):
             continue
         scores = Scores.read(path)
         if queries.ids[place] in scores.queries and scores.groups == scored_data(run).groups.names:
-            return known, one_picture(scores, queries.ids[place])
+            return query_set, one_picture(scores, queries.ids[place])
     return None

@@ -139,19 +139,22 @@ def _kind(data: bytes) -> str | None:
     return "WEBP" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else None
 
 
-def read_prompt(prompt: str | None, told: str | None) -> str | None:
-    """`told`: what the model is told of every picture (`prompt`, `class`); None: nothing, and nothing is accepted."""
+def read_prompt(prompt: str | None, condition: str | None) -> str | None:
+    """`condition`: what the model is given with every picture (`prompt`, `class`); None: nothing is accepted."""
     text = " ".join((prompt or "").split())
-    if told is None:
+    if condition is None:
         if text:
             raise Refused("prompts-unexpected", "this model takes no prompt; leave it empty")
         return None
     if not text:
         raise Refused(
-            "prompts-required", f"this model takes a {told} with every picture; enter the {told} that made this one"
+            "prompts-required",
+            f"this model takes a {condition} with every picture; enter the {condition} that made this one",
         )
     if len(text) > LONGEST_PROMPT:
-        raise Refused("prompt-too-long", f"the {told} has {len(text):,} characters; the limit is {LONGEST_PROMPT:,}")
+        raise Refused(
+            "prompt-too-long", f"the {condition} has {len(text):,} characters; the limit is {LONGEST_PROMPT:,}"
+        )
     return text
 
 
