@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guda.methods.subsets import draw_pair
-from guda.scoring.shapley import by_orders, coalitions, exact, kernel_regression, order, walk
+from guda.scoring.estimate import t_quantile
+from guda.scoring.shapley import by_orders, coalitions, exact, kernel_regression, order, size_terms, walk
 
 games = st.integers(0, 2**31)
 
@@ -135,3 +136,31 @@ def test_trained_coalitions_add_up_and_their_errors_cover() -> None:
     covered = (np.abs(found.shares - b) < 2 * error).mean()
     assert 0.93 < covered < 0.985
     assert np.allclose(found.covariance.sum(axis=(1, 2)), 0, atol=1e-9)  # the sum is fixed
+
+
+@pytest.mark.parametrize(("groups", "pairs"), [(4, 12), (6, 24), (10, 64)])
+@pytest.mark.parametrize("nothing", [0.0, 1e3])
+def test_what_halves_are_worth_by_their_size_does_not_decide_the_shares(
+    groups: int, pairs: int, nothing: float
+) -> None:  # fmt: skip
+    """Values of halves are nearly those of all, and nothing is far below: then unequal halves differ by less than
+    their share of the total. The shares around the even division are those of the groups all the same."""
+    rng, repeats = np.random.default_rng(groups), 600
+    inside = np.stack([draw_pair(np.eye(groups, dtype=bool), 0, p) for p in range(pairs)])
+    b = rng.normal(size=groups)
+    b -= b.mean()
+    z = np.where(inside, 1.0, -1.0)
+    noise = rng.normal(size=(pairs, repeats))
+    found = kernel_regression(inside, (z @ b)[:, None] + noise, np.full(repeats, nothing))
+    off = found.shares - nothing / groups - b
+    error = np.sqrt(np.diagonal(found.covariance, axis1=1, axis2=2))
+    covered = (np.abs(off) < t_quantile(0.975, found.df)[:, None] * error).mean()
+    assert 0.92 < covered < 0.995
+    assert off.std() < 2.5 / np.sqrt(pairs)  # without terms of size it grows with the total
+
+
+def test_terms_of_size_are_those_that_the_pairs_can_tell_apart() -> None:
+    equal = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0]], bool)
+    assert size_terms(equal).shape == (4, 0)
+    unequal = np.vstack([equal, [[1, 0, 0, 0]]]).astype(bool)
+    assert size_terms(unequal).tolist() == [[0.0], [0.0], [0.0], [0.0], [-2.0]]

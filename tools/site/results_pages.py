@@ -199,7 +199,9 @@ COLUMNS = {
     "emoji": (("emoji.json", "emoji"),),
     "fonts": (("fonts.json", "fonts-12"),),
 }
-ROWS = ("hybrid", "shift", "posterior", "retrack", "anchors-weighted", "dtrak", "das", "trak", "similarity-pixel")
+ROWS = (
+    "hybrid", "shift", "posterior", "retrack", "anchors-weighted", "dtrak", "das", "trak", "similarity-pixel", "prompt",
+)  # fmt: skip
 
 
 def readme_table(folder: Path = RESULTS) -> str:

@@ -272,4 +272,4 @@ def read_file(
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise GudaError(code, f"{path} is no {what} ({where}: {first['msg']}); measure it again") from None
+        raise GudaError(code, f"{path} is not a valid {what} ({where}: {first['msg']}); measure it again") from None

@@ -16,11 +16,15 @@ reverse, whose mean is one draw: every order adds up to v(all) - v(nothing) by i
 Where models of some coalitions were trained, and not of all (halves of the groups, in complementary pairs), the Shapley
 value is the weighted least-squares fit (`kernel_regression`)
 
-    min over s, sum_k s_k = T, of sum over pairs  q(S) ( v(S) - v(complement) - sum_k z_k s_k )^2,   z_k = +1 in S or -1
-    q(S) = (G - 1) / ( C(G, |S|) |S| (G - |S|) )  over the probability of drawing S,      T = v(all) - v(nothing)
+    min over s, sum_k s_k = T, of sum over pairs  q(S) ( v(S) - v(complement) - sum_k z_k s_k - g(m) )^2
+    q(S) = (G - 1) / ( C(G, |S|) |S| (G - |S|) )  over the probability of drawing S,      T = v(all) - v(nothing),
+    z_k = +1 in S or -1,   m = sum_k z_k,   g(m) = c_1 m + c_3 m^3
 
-with every coalition, and an estimate of it with some. Errors by leaving out one pair at a time, which contains the
-randomness of training and of the choice of coalitions.
+with every coalition, and an estimate of it with some. g is what a half is worth by its size alone. With every coalition
+it changes nothing, because it is orthogonal to how s divides T. With some it is needed: nothing is far below a half, so
+halves of unequal size differ by much less than m T / G, and without g that gap, and not the groups, would decide the
+shares. Errors by leaving out one pair at a time, which contains the randomness of training and of the choice of
+coalitions.
 """
 
 from __future__ import annotations
@@ -143,6 +147,7 @@ class KernelShares:
     shares: np.ndarray  # [Q, G]
     covariance: np.ndarray  # [Q, G, G]: over pairs left out
     weights: np.ndarray  # [Q, G, P]: of the pairs' differences, beyond the even division of the total
+    df: np.ndarray  # [Q]: pairs less fitted parameters, as many as a ridge leaves
 
 
 def kernel(inside: np.ndarray) -> np.ndarray:
@@ -150,6 +155,13 @@ def kernel(inside: np.ndarray) -> np.ndarray:
     groups, sizes = inside.shape[1], inside.sum(axis=1)
     ratio = np.array([(groups - 1) / (comb(groups, int(s)) * s * (groups - s)) for s in sizes])
     return ratio / ratio.mean()
+
+
+def size_terms(inside: np.ndarray) -> np.ndarray:
+    """[P, at most 2]: m and m^3 of the pairs, as far as their sizes tell these apart."""
+    m = signs(inside).sum(axis=1)
+    distinct = len(set(np.abs(m[m != 0]).tolist()))
+    return np.stack([m, m**3], axis=1)[:, : min(distinct, 2)]
 
 
 def kernel_regression(inside: np.ndarray, differences: np.ndarray, total: np.ndarray) -> KernelShares:
@@ -160,27 +172,30 @@ def kernel_regression(inside: np.ndarray, differences: np.ndarray, total: np.nda
         raise GudaError("shares-pairs-too-few", f"{pairs} pairs of subset models are too few for shares; train more")
     z, q = signs(inside), kernel(inside)
     basis = np.linalg.svd(np.ones((1, groups)))[2][1:].T  # [G, G - 1]: divisions that add up to nothing
-    even = total / groups
-    x = np.sqrt(q)[:, None] * (z @ basis)
-    y = np.sqrt(q)[:, None] * (differences - z.sum(axis=1)[:, None] * even)
+    root = np.sqrt(q)[:, None]
+    sizes, _ = np.linalg.qr(root * size_terms(inside))  # orthonormal; what it explains is taken out of both sides
+    x, y = (a - sizes @ (sizes.T @ a) for a in (root * (z @ basis), root * differences))
+    by_size = (sizes**2).sum(axis=1)
     ridge = np.zeros(y.shape[1])
     if pairs < ENOUGH * groups or np.linalg.matrix_rank(x) < groups - 1:
         u, s, _ = np.linalg.svd(x, full_matrices=False)
         ridge = left_out_ridge(u, s, y)
     moments = x.T @ x
-    found = np.empty((y.shape[1], groups))
+    shares = np.repeat((total / groups)[:, None], groups, axis=1)
     covariance = np.empty((y.shape[1], groups, groups))
     weights = np.empty((y.shape[1], groups, pairs))
+    df = np.empty(y.shape[1])
     for penalty in np.unique(ridge):
         own = ridge == penalty
         inverse = np.linalg.inv(moments + penalty * np.eye(groups - 1))
         map_ = basis @ inverse @ x.T  # [G, P]: of y
-        leverage = np.einsum("pj,jk,pk->p", x, inverse, x)
+        leverage = by_size + np.einsum("pj,jk,pk->p", x, inverse, x)
         residual = y[:, own] - x @ (inverse @ (x.T @ y[:, own]))
         # what leaving a pair out changes: -map_p e_p / (1 - h_p)
         change = map_[:, :, None] * (residual / np.maximum(1 - leverage, 1e-9)[:, None])[None]  # [G, P, own]
         change -= change.mean(axis=1, keepdims=True)
         covariance[own] = (pairs - 1) / pairs * np.einsum("gpq,hpq->qgh", change, change)
-        found[own] = even[own][:, None] + (map_ @ y[:, own]).T
+        shares[own] += (map_ @ y[:, own]).T
         weights[own] = map_ * np.sqrt(q)
-    return KernelShares(found, covariance, weights)
+        df[own] = max(pairs - leverage.sum(), 1.0)
+    return KernelShares(shares, covariance, weights, df)

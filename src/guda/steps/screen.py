@@ -19,7 +19,8 @@ from pydantic import BaseModel
 
 from guda.errors import GudaError
 from guda.evaluation.intervals import Figure, clopper_pearson
-from guda.files import read_json, write_json
+from guda.evaluation.results import read_file
+from guda.files import write_json
 from guda.methods.base import Method, get_method
 from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_queries
@@ -90,4 +91,6 @@ def _reproduced(method: Method, name: str) -> np.ndarray | None:
 def known_recall(run: Run, queries: str, text: str, method: str) -> Figure | None:
     """Recall of a screen by this method, if it was measured on this set."""
     path = screen_path(run, queries, Screen.parse(text))
-    return ScreenFile.model_validate(read_json(path)).recall.get(method) if path.is_file() else None
+    if not path.is_file():
+        return None
+    return read_file(path, ScreenFile, "screen-file-invalid", "file of a screen's recall").recall.get(method)

@@ -19,9 +19,9 @@ import numpy as np
 from guda.data.queries import Queries
 from guda.errors import GudaError, choices
 from guda.evaluation.intervals import Figure
-from guda.evaluation.results import DatasetEntry
+from guda.evaluation.results import read_entry, read_file
 from guda.evaluation.shares import PictureShares, ShareRow, SharesFile, pictures_table
-from guda.files import read_json, write_json, write_text
+from guda.files import write_json, write_text
 from guda.methods.base import Method, get_method
 from guda.methods.coalitions import (
     GAUSSIAN,
@@ -165,7 +165,7 @@ def verdicts(run: Run, name: str) -> tuple[str, dict[str, str]] | None:
     file = scores_folder(run, name) / "evaluation.json"
     if not file.is_file():
         return None
-    entry = DatasetEntry.model_validate(read_json(file))
+    entry = read_entry(file)
     for method, found in (entry.attributable or {}).items():
         answers = {g.group: str(g.answer) for g in found.groups}
         if "unknown" not in answers.values():
@@ -218,7 +218,8 @@ def shares_file(run: Run, found: SharesFile) -> Path:
 
 def read_shares(run: Run, name: str) -> list[SharesFile]:
     """All that were computed of a query set."""
-    return [SharesFile.model_validate(read_json(p)) for p in sorted(run.path("shares", name).glob("*.json"))]
+    files = sorted(run.path("shares", name).glob("*.json"))
+    return [read_file(p, SharesFile, "shares-file-invalid", "file of shares") for p in files]
 
 
 def write_shares(run: Run, found: SharesFile) -> None:
@@ -274,11 +275,10 @@ def _by_halves(
     draws = np.einsum("qgp,prqs->rqgs", found.weights, values.draws[0::2] - values.draws[1::2])
     own = [difference(d) for d in np.moveaxis(_rows(draws, rows), 2, 0)]
     scoring = np.stack([np.stack([_known(e.stderr), _known(e.hi) - e.score]) for e in own], axis=2)  # [2, Q, K]
-    df = float(values.pairs - 1)
-    table = _halved(found.shares, found.covariance, rows, scoring, df)
+    table = _halved(found.shares, found.covariance, rows, scoring, found.df)
     mean = kernel_regression(first, apart.mean(axis=1, keepdims=True), whole.mean(keepdims=True))
     together = np.sqrt((scoring**2).sum(axis=1, keepdims=True)) / queries.n
-    collection = _halved(found.shares.mean(axis=0)[None], mean.covariance, rows, together, df)
+    collection = _halved(found.shares.mean(axis=0)[None], mean.covariance, rows, together, mean.df)
     made = "trained" if options.engine == "subsets" else "unlearned"
     note = (
         f"Regression on {values.pairs} pairs of {made} halves with Shapley's weights; intervals contain what another "
@@ -298,15 +298,15 @@ class _Rows:
 
 
 def _halved(
-    shares: np.ndarray, covariance: np.ndarray, rows: list[list[int]], scoring: np.ndarray, df: float
+    shares: np.ndarray, covariance: np.ndarray, rows: list[list[int]], scoring: np.ndarray, df: np.ndarray
 ) -> _Rows:  # fmt: skip
-    """`scoring`: standard errors and half-widths [2, Q, K] of the draws."""
+    """`scoring`: standard errors and half-widths [2, Q, K] of the draws; `df` [Q]."""
     which = np.zeros((len(rows), shares.shape[1]))
     for i, one in enumerate(rows):
         which[i, one] = 1.0
     variance = np.einsum("kg,qgh,kh->qk", which, covariance, which)
     error = np.sqrt(np.maximum(variance, 0.0))
-    reach = float(t_quantile(0.5 + LEVEL / 2, df)) * error
+    reach = np.asarray(t_quantile(0.5 + LEVEL / 2, df))[:, None] * error
     return _Rows(shares @ which.T, np.hypot(error, scoring[0]), np.hypot(reach, scoring[1]))
 
 

@@ -22,8 +22,9 @@ from guda.data.queries import Queries
 from guda.errors import GudaError
 from guda.evaluation.intervals import Figure, bootstrap_mean
 from guda.evaluation.lds import cross_fitted, lds
+from guda.evaluation.results import read_file
 from guda.evaluation.without import Check, Loss, WithoutFile, pictures_table
-from guda.files import digest, read_json, write_json, write_text
+from guda.files import digest, write_json, write_text
 from guda.methods.coalitions import Ask, coalition_tasks, posterior, read_coalitions
 from guda.methods.elbo import ElboMethod
 from guda.methods.reference import Reference, reference
@@ -95,7 +96,8 @@ def without_file(run: Run, found: WithoutFile) -> Path:
 
 def read_without(run: Run, name: str) -> list[WithoutFile]:
     """All that were predicted of a query set."""
-    return [WithoutFile.model_validate(read_json(p)) for p in sorted(run.path("without", name).glob("*.json"))]
+    files = sorted(run.path("without", name).glob("*.json"))
+    return [read_file(p, WithoutFile, "without-file-invalid", "file of predicted losses") for p in files]
 
 
 def _losses(
