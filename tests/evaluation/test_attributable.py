@@ -158,6 +158,14 @@ def test_one_training_and_no_placebos_or_few_is_not_known() -> None:
         assert all(g.one is None and g.retrainings is None for g in found.groups)
 
 
+@pytest.mark.parametrize(("trainings", "pictures", "known"), [(2, 7, False), (2, 8, True), (3, 3, False), (3, 4, True)])
+def test_too_few_pictures_are_not_called_noise(trainings: int, pictures: int, known: bool) -> None:
+    """Ten groups whose scores repeat perfectly: where the repeat test can say so, they are attributable."""
+    scores = np.repeat(np.random.default_rng(0).normal(size=(1, pictures, 10)), trainings, axis=0)
+    answers = {g.answer for g in attributable([f"g{k}" for k in range(10)], scores).groups}
+    assert answers == ({"attributable"} if known else {"unknown"})
+
+
 def test_what_cannot_be_asked_is_refused() -> None:
     scores = table(np.random.default_rng(7), 2, 50, np.array([4.0] * 3))
     with refused("seed-scores-shape-invalid"):

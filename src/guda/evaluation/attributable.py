@@ -11,7 +11,8 @@ variance: strong groups would otherwise leave their signal, negative, with the w
 
 with a percentile interval over pictures, given these trainings. Whether there is anything to repeat: signs of x are
 flipped, independently for every training and picture, which keeps how noisy a picture is; p is the share of flips
-whose sum of products is as large, Holm-corrected over the groups, so that of many random groups hardly one passes.
+whose sum of products is as large, Holm-corrected over the groups, so that of many random groups hardly one passes. With
+so few pictures that no p could be small enough, the answer is "unknown".
 
 Placebos, random groups [Q, P] of one training each, ask the same where there is one training: is the group's variance
 over pictures V_k, after the placebos' mean is taken off each picture, above theirs? log V of a further placebo is
@@ -95,7 +96,7 @@ def attributable(
     if null is not None:
         known.append(_against_placebos(scores, null, n, seed))
     count = 0 if null is None else null.shape[1]
-    if not known:
+    if not known or too_few_pictures(s, scores.shape[1], g):
         return Attributability(trainings=s, groups=[GroupSignal(group=name, answer="unknown") for name in groups])
     r, samples, _ = known[0]
     p = holm(np.max([found[2] for found in known], axis=0))
@@ -103,6 +104,12 @@ def attributable(
         trainings=s, placebos=count,
         groups=[_signal(groups[k], float(r[k]), samples[:, k], float(p[k]), s) for k in range(g)],
     )  # fmt: skip
+
+
+def too_few_pictures(trainings: int, pictures: int, groups: int) -> bool:
+    """Whether not even scores that repeat perfectly could be told from noise: products of the trainings' signs have
+    (trainings - 1) pictures free signs, so no p of a repeat test is smaller than one of all their patterns."""
+    return trainings > 1 and groups * 0.5 ** ((trainings - 1) * pictures) > ALPHA
 
 
 def _signal(group: str, r: float, samples: Array, p: float, s: int) -> GroupSignal:

@@ -267,7 +267,10 @@ def attributable_tables(name: str, entry: DatasetEntry) -> list[Table]:
         title = f"{name}: can a group be attributed at all? By {method}, {' and '.join(made_of)}"
         note = ATTRIBUTABLE_NOTE
         if found.count("unknown"):
-            note = f"Not known: that takes two LOGO seeds, or {FEWEST_PLACEBOS} placebos of a method (--placebos)."
+            note = (
+                f"Not known: that takes two LOGO seeds, or {FEWEST_PLACEBOS} placebos of a method (--placebos), and more "
+                "than a handful of pictures."
+            )
         tables.append(Table.of(title, columns, rows, note, f"attributable-{method}"))
     return tables
 
