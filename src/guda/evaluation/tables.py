@@ -268,8 +268,8 @@ def attributable_tables(name: str, entry: DatasetEntry) -> list[Table]:
         note = ATTRIBUTABLE_NOTE
         if found.count("unknown"):
             note = (
-                f"Not known: that takes two LOGO seeds, or {FEWEST_PLACEBOS} placebos of a method (--placebos), and more "
-                "than a handful of pictures."
+                f"Not known: that takes two LOGO seeds, or {FEWEST_PLACEBOS} placebos of a method (--placebos), and "
+                "more than a handful of pictures."
             )
         tables.append(Table.of(title, columns, rows, note, f"attributable-{method}"))
     return tables

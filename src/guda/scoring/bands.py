@@ -28,18 +28,18 @@ class Bands:
             span, equals, factor = part.partition("=")
             low, colon, high = span.partition(":")
             try:
-                found = (int(low), int(high), float(factor) if equals else 1.0)
+                band = (int(low), int(high), float(factor) if equals else 1.0)
             except ValueError:
-                found = None
-            if not colon or found is None or not np.isfinite(found[2]) or found[2] < 0:
+                band = None
+            if not colon or band is None or not np.isfinite(band[2]) or band[2] < 0:
                 raise GudaError(
                     "band-invalid", f"band {part!r}: write FROM:TO or FROM:TO=FACTOR, e.g. 100:1000 or 1:100=0.2"
                 )
-            if not 0 <= found[0] < found[1] <= T:
+            if not 0 <= band[0] < band[1] <= T:
                 raise GudaError(
                     "band-outside-schedule", f"band {part!r} is outside this schedule: needs 0 <= FROM < TO <= {T}"
                 )
-            ranges.append(found)
+            ranges.append(band)
         ranges.sort()
         for one, two in pairwise(ranges):
             if two[0] < one[1]:

@@ -141,13 +141,13 @@ def _origins(
     if config.foreign == "skip" or (samples is None and data is None):
         return None
     p, copied = None, list[Copied | None]([None] * queries.n)
-    found, own = None, None
+    near_queries, near_samples = None, None
     if data is not None:
         images = _flat(model, data.images)
         about = crowding(images)
-        own = None if samples is None else nearest(_flat(model, samples.images), images, None, about)
-        found = nearest(_flat(model, queries.images), images, None, about)
-        copied = find_copied(found, own, about, data, tuple(bank))
+        near_samples = None if samples is None else nearest(_flat(model, samples.images), images, None, about)
+        near_queries = nearest(_flat(model, queries.images), images, None, about)
+        copied = find_copied(near_queries, near_samples, about, data, tuple(bank))
     if samples is not None:
         plan, full = typical_plan(model.schedule, config.seed), Member(None)
         models = BankModels(model, Bank({}))
@@ -160,7 +160,7 @@ def _origins(
             return Described.of_terms(scorer.read(pictures, full, ROUNDS), pictures.images, distance)
 
         places = samples.find(queries.images, queries.prompts)
-        p = typical_p(describe(samples, own), describe(queries, found), places)
+        p = typical_p(describe(samples, near_samples), describe(queries, near_queries), places)
     return make_origins(None if p is None else p.tolist(), copied, config.foreign == "accept")
 
 

@@ -45,9 +45,9 @@ class Scale:
 
     @classmethod
     def of(cls, *arrays: np.ndarray | None) -> Scale:
-        found = [a for a in arrays if a is not None]
-        lo = min(0.0, *(float(np.nanmin(a)) for a in found if not np.isnan(a).all()))
-        hi = max(0.0, *(float(np.nanmax(a)) for a in found if not np.isnan(a).all()))
+        known = [a for a in arrays if a is not None]
+        lo = min(0.0, *(float(np.nanmin(a)) for a in known if not np.isnan(a).all()))
+        hi = max(0.0, *(float(np.nanmax(a)) for a in known if not np.isnan(a).all()))
         return cls(lo, hi) if hi > lo else cls(0.0, 1.0)
 
     def at(self, value: float) -> float:
@@ -117,11 +117,11 @@ def to_html(scores: Scores) -> str:
     light, dark, rules = split_sheet(files("guda.scoring").joinpath("bars.css").read_text("utf-8"))
     css = f".guda-scores {{{light}{rules}}}\n@media (prefers-color-scheme: dark) {{ .guda-scores {{{dark}}} }}"
     digits, pictures = decimals(scores.score), list[dict[str, Any]]()
-    for found in list(scores)[:PICTURES]:
+    for each in list(scores)[:PICTURES]:
         scale = Scale.of(*(np.array([np.nan if v is None else v for v in values])
-                           for values in zip(*((g.score, g.lo, g.hi) for g in found.ranked), strict=True)))  # fmt: skip
-        rows = [make_row(i, g, scale, digits) for i, g in enumerate(found.ranked)]
-        pictures.append({"query": found.query, "scale": scale, "rows": rows, "verdict": found.verdict()})
+                           for values in zip(*((g.score, g.lo, g.hi) for g in each.ranked), strict=True)))  # fmt: skip
+        rows = [make_row(i, g, scale, digits) for i, g in enumerate(each.ranked)]
+        pictures.append({"query": each.query, "scale": scale, "rows": rows, "verdict": each.verdict()})
     shown = [row for p in pictures for row in p["rows"][:GROUPS]]
     values = max(len(f"{row.value} {row.interval}") for row in shown)
     return str(
@@ -156,7 +156,7 @@ def plot(scores: Scores, n: int) -> Any:
         raise GudaError("package-missing", "plots need matplotlib; run: pip install 'guda[figures]'") from None
     shown = list(scores[:n])
     figure = Figure(figsize=(7, len(shown) * max(2.0, 1.1 + 0.24 * len(scores.groups))), layout="constrained")
-    for axis, found in zip(figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True):
-        draw_bars(axis, found.ranked, scores.sign)
-        axis.set_title(f"{found.query}, {scores.method}: {found.verdict().headline}", loc="left", wrap=True)
+    for axis, picture in zip(figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True):
+        draw_bars(axis, picture.ranked, scores.sign)
+        axis.set_title(f"{picture.query}, {scores.method}: {picture.verdict().headline}", loc="left", wrap=True)
     return figure

@@ -81,8 +81,8 @@ class CoalitionRule:
 
     def log_parts(self, coalitions: np.ndarray) -> torch.Tensor:
         """[N, M + 1]: log of how much of each component is there; the last is the pooled density, which always is."""
-        there = torch.from_numpy(np.asarray(coalitions, np.float64)) / self.parcels  # [N, players]
-        logs = torch.where(self.owned[None], there.log()[:, None, :], 0.0).amin(dim=-1)  # all of its groups
+        fraction = torch.from_numpy(np.asarray(coalitions, np.float64)) / self.parcels  # [N, players]
+        logs = torch.where(self.owned[None], fraction.log()[:, None, :], 0.0).amin(dim=-1)  # all of its groups
         return torch.cat([logs, torch.zeros(len(logs), 1, dtype=logs.dtype)], dim=1)
 
     def components(self, x_t: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,14 +109,14 @@ class CoalitionRule:
         gram = torch.einsum("bmd,bnd->bmn", means, means)
         along = None if off is None else torch.einsum("bd,bmd->bm", off.double(), means)
         everything = log_w.softmax(dim=1)
-        found = []
+        chunks = []
         for parts in self.log_parts(coalitions).to(log_w).split(CHUNK):
             away = everything[:, None] - (log_w[:, None] + parts[None]).softmax(dim=2)  # [B, N, M + 1]
             change = torch.einsum("bnm,bmk,bnk->nb", away, gram, away).clamp_min(0.0) * scale**2
             if along is not None:
                 change = change - 2 * scale * torch.einsum("bnm,bm->nb", away, along)
-            found.append(change * inside)
-        return torch.cat(found)
+            chunks.append(change * inside)
+        return torch.cat(chunks)
 
 
 @torch.inference_mode()
@@ -126,14 +126,14 @@ def coalition_draws(
     """float64 [N, Q, S]: `squares` at the draws of some queries, the mean over the halves of a draw."""
     n_queries, n_strata, halves = draws.eps.shape[:3]
     t = torch.from_numpy(np.repeat(draws.t.reshape(-1), halves))
-    x_t, found = draws.x_t.flatten(0, 2), []
+    x_t, parts = draws.x_t.flatten(0, 2), []
     device = rule.density.mean.device
     for rows in blocks(len(t), block):
         residual = None if off is None else rows.take(off).to(device)
-        found.append(
+        parts.append(
             rule.squares(rows.take(x_t).to(device), rows.take(t).to(device), coalitions, residual)[:, : rows.n]
         )
-    out = torch.cat([f.cpu() for f in found], dim=1).numpy()
+    out = torch.cat([part.cpu() for part in parts], dim=1).numpy()
     return np.asarray(out.reshape(len(coalitions), n_queries, n_strata, halves).mean(axis=3))
 
 
@@ -144,7 +144,7 @@ def pooled_draws(rule: CoalitionRule, draws: Draws, block: int, off: torch.Tenso
     n_queries, n_strata, halves = draws.eps.shape[:3]
     t = torch.from_numpy(np.repeat(draws.t.reshape(-1), halves))
     x_t, x0 = draws.x_t.flatten(0, 2), draws.x0.repeat_interleave(n_strata * halves, dim=0).flatten(1)
-    found, device = [], rule.density.mean.device
+    parts, device = [], rule.density.mean.device
     for rows in blocks(len(t), block):
         x_b, t_b, own = rows.take(x_t).to(device), rows.take(t).to(device), rows.take(off).to(device).double()
         mean = rule.components(x_b, t_b)[1][:, -1]
@@ -152,8 +152,8 @@ def pooled_draws(rule: CoalitionRule, draws: Draws, block: int, off: torch.Tenso
         scale = torch.where(a > 0, a / s, -1.0)
         error = scale * (mean - rows.take(x0).to(mean))  # eps - eps_0; without signal x_0 - m_0
         grown = (error - own).square().sum(1) if path else error.square().sum(1) - own.square().sum(1)
-        found.append(grown[: rows.n].cpu())
-    return np.asarray(torch.cat(found).numpy().reshape(n_queries, n_strata, halves).mean(axis=2))
+        parts.append(grown[: rows.n].cpu())
+    return np.asarray(torch.cat(parts).numpy().reshape(n_queries, n_strata, halves).mean(axis=2))
 
 
 def residuals(denoiser: Denoiser, draws: Draws, block: int) -> torch.Tensor:

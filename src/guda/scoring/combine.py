@@ -61,8 +61,8 @@ def directions(
     models = dict.fromkeys(m for full, others in sets for m in (full, *(others[g] for g in groups)))
     if not read.scorer.path or not all(read.has(m, "error") for m in models):
         return {}
-    found = _estimates(contributions(sets, groups, read, shares, "error"), read.scorer.plan)
-    return {"elbo": found["score"], "elbo_stderr": found["stderr"]}
+    estimates = _estimates(contributions(sets, groups, read, shares, "error"), read.scorer.plan)
+    return {"elbo": estimates["score"], "elbo_stderr": estimates["stderr"]}
 
 
 def _estimates(d: np.ndarray, plan: Plan) -> dict[str, Any]:

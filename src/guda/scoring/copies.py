@@ -80,14 +80,14 @@ def crowding(images: Images, mirrored: Images | None = None) -> Crowding:
 
 def nearest(pictures: Images, images: Images, mirrored: Images | None, about: Crowding) -> Nearest:
     """Each picture alone gives the same as among others."""
-    found = []
+    blocks = []
     for start in range(0, len(pictures), BLOCK):
         block = pictures[start : start + BLOCK]
         one = _nearest(squared_distances(block, images, mirrored), images, mirrored, about.twins, about.levels)
         exact = [np.square(block.astype(np.float64) - kind[one.index]).sum(axis=1)
                  for kind in (images, mirrored) if kind is not None]  # fmt: skip
-        found.append(Nearest(one.index, np.sqrt(np.min(exact, axis=0)), one.mass))
-    return Nearest(*(np.concatenate([getattr(f, name) for f in found]) for name in ("index", "distance", "mass")))
+        blocks.append(Nearest(one.index, np.sqrt(np.min(exact, axis=0)), one.mass))
+    return Nearest(*(np.concatenate([getattr(f, name) for f in blocks]) for name in ("index", "distance", "mass")))
 
 
 def find_copies(found: Nearest, samples: Nearest | None, about: Crowding) -> tuple[np.ndarray, float]:
@@ -95,10 +95,10 @@ def find_copies(found: Nearest, samples: Nearest | None, about: Crowding) -> tup
     any."""
     if not about.known:
         return np.zeros(len(found.index), bool), 0.0
-    known = [about.among] if samples is None or not len(samples.index) else [samples, about.among]
-    limit = NEAR * max(_near_end(k.distance) for k in known)
-    level = min(_spread(k.mass) for k in known)
-    return (found.distance < limit) & (found.mass[:, level] > MASS), float(np.median(known[0].distance))
+    usual = [about.among] if samples is None or not len(samples.index) else [samples, about.among]
+    limit = NEAR * max(_near_end(k.distance) for k in usual)
+    level = min(_spread(k.mass) for k in usual)
+    return (found.distance < limit) & (found.mass[:, level] > MASS), float(np.median(usual[0].distance))
 
 
 def find_copied(

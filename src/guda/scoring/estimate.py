@@ -44,8 +44,8 @@ def _welch(total: np.ndarray, squares: np.ndarray, strata: int, rounds: int) -> 
     """From the sum over strata of variances, and that of their squares."""
     most = strata * (rounds - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (rounds - 1) * total**2 / squares
-    return np.where(squares > 0, np.clip(found, 1, most), most)
+        df = (rounds - 1) * total**2 / squares
+    return np.where(squares > 0, np.clip(df, 1, most), most)
 
 
 def t_quantile(p: float, df: np.ndarray | float) -> np.ndarray:
@@ -170,13 +170,13 @@ def rank_columns(
     if len(contributions) < 2:
         return {"rank_lo": None, "rank_hi": None, "p_first": None}
     pictures = range(contributions.shape[1])
-    found = [
+    joint = [
         moments(contributions[:, q], extra(q) if callable(extra) else extra, training(q) if training else None)
         for q in pictures
     ]
-    intervals = [m.rank_interval() for m in found]
+    intervals = [m.rank_interval() for m in joint]
     return {
         "rank_lo": np.stack([i[0] for i in intervals]),
         "rank_hi": np.stack([i[1] for i in intervals]),
-        "p_first": np.stack([m.p_first() for m in found]),
+        "p_first": np.stack([m.p_first() for m in joint]),
     }

@@ -65,13 +65,13 @@ def make_map(d: np.ndarray, signed: bool, grid: bool = False, name: str = "") ->
     cells = d.reshape(rounds, strata, -1).transpose(0, 2, 1)  # as many pictures as there are cells
     nats = cells.mean(axis=0).sum(axis=-1)
     above = cells if signed else cells - cells.mean(axis=1, keepdims=True)
-    found, error = difference(above, grid=grid), difference(cells, grid=grid).stderr
-    if found.stderr is None:
+    excess, error = difference(above, grid=grid), difference(cells, grid=grid).stderr
+    if excess.stderr is None:
         clear = np.ones(len(nats), bool)
     else:
         df = effective_df(above.var(axis=0, ddof=1) / rounds, rounds) if rounds >= 2 else strata - 1
         with np.errstate(divide="ignore", invalid="ignore"):
-            t = np.nan_to_num(found.score / found.stderr)
+            t = np.nan_to_num(excess.score / excess.stderr)
         p = 2 * stats.t.sf(np.abs(t), df) if signed else stats.t.sf(t, df)
         clear = stats.false_discovery_control(p) <= RATE
     return ScoreMap(
@@ -128,8 +128,8 @@ class Cells(Generic[M]):
                     if scorer.path and isinstance(denoiser, RuledDenoiser):
                         squares = measure_rule(denoiser, draws, settings.block, by_cell, cond)
                     else:
-                        found = measure(denoiser, draws, settings.block, cond, before, squares=by_cell)
-                        squares = found.errors if found.changes is None else found.changes
+                        measured = measure(denoiser, draws, settings.block, cond, before, squares=by_cell)
+                        squares = measured.errors if measured.changes is None else measured.changes
                 for model, own in zip(of, squares, strict=True):
                     content = {"squares": torch.from_numpy(own[0]), "t": torch.from_numpy(draws.t[0])}
                     scorer.parts.write(self.name(model, round_), content, self._header(model))

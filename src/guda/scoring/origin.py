@@ -81,22 +81,22 @@ Copied = tuple[str, str, float]  # id of the training image, its groups, the dis
 
 def make_origins(p: Sequence[float] | None, copied: Sequence[Copied | None], accept: bool) -> tuple[Origin, ...]:
     """`p` None: nobody can tell; `accept`: foreign pictures are attributed all the same."""
-    found = []
+    made = []
     for q, image in enumerate(copied):
         origin = Origin(None if p is None else float(p[q]), False, *(image or ()))
-        found.append(replace(origin, accepted=accept and origin.foreign))
-    return tuple(found)
+        made.append(replace(origin, accepted=accept and origin.foreign))
+    return tuple(made)
 
 
 def summary(queries: Sequence[str], origins: Sequence[Origin] | None) -> dict[str, Any]:
     """For machines: which pictures are foreign, which were accepted although they are, which repeat what image.
     `asked`: whether anybody asked if the model makes such pictures, and could tell."""
-    found = dict(zip(queries, origins or (), strict=False))
+    by_query = dict(zip(queries, origins or (), strict=False))
     return {
-        "asked": any(o.typical_p is not None for o in found.values()),
-        "foreign": [q for q, o in found.items() if o.foreign],
-        "accepted": [q for q, o in found.items() if o.accepted],
-        "copies": {q: o.copy_of for q, o in found.items() if o.copy_of is not None},
+        "asked": any(o.typical_p is not None for o in by_query.values()),
+        "foreign": [q for q, o in by_query.items() if o.foreign],
+        "accepted": [q for q, o in by_query.items() if o.accepted],
+        "copies": {q: o.copy_of for q, o in by_query.items() if o.copy_of is not None},
     }
 
 
@@ -184,29 +184,29 @@ class Described:
 
 def coarse(images: np.ndarray) -> np.ndarray:
     """Means over CELLS x CELLS cells (or pixels, where there are fewer), flattened: float64 [n, C cells cells]."""
-    found = images.astype(np.float64)
+    means = images.astype(np.float64)
     for axis in (2, 3):
         edges = np.linspace(0, images.shape[axis], min(CELLS, images.shape[axis]) + 1).astype(int)
         shape = [-1 if a == axis else 1 for a in range(4)]
-        found = np.add.reduceat(found, edges[:-1], axis=axis) / np.diff(edges).reshape(shape)
-    return np.asarray(found.reshape(len(found), -1))
+        means = np.add.reduceat(means, edges[:-1], axis=axis) / np.diff(edges).reshape(shape)
+    return np.asarray(means.reshape(len(means), -1))
 
 
 def typical_p(samples: Described, pictures: Described, place: np.ndarray) -> np.ndarray | None:
     """float64 [Q]; `place` [Q]: which of the samples a picture is, or -1. None: too few samples to tell."""
     if len(samples) < LEAST:
         return None
-    known, asked = _columns(samples, samples), _columns(pictures, samples)
-    found = np.empty(len(pictures))
+    own, others = _columns(samples, samples), _columns(pictures, samples)
+    p = np.empty(len(pictures))
     inside: np.ndarray | None = None  # all samples against each other: what every picture that is a sample needs
     for q, at in enumerate(place):
         if at >= 0:
-            inside = _far_out(*known) if inside is None else inside
-            found[q] = _share(inside, int(at))
+            inside = _far_out(*own) if inside is None else inside
+            p[q] = _share(inside, int(at))
         else:
-            both = [np.concatenate([a, b[q : q + 1]]) for a, b in zip(known, asked, strict=True)]
-            found[q] = _share(_far_out(*both), len(samples))
-    return found
+            both = [np.concatenate([a, b[q : q + 1]]) for a, b in zip(own, others, strict=True)]
+            p[q] = _share(_far_out(*both), len(samples))
+    return p
 
 
 def _columns(some: Described, of: Described) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -229,8 +229,8 @@ def _curves(t: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 def _far_out(values: np.ndarray, curves: np.ndarray, cells: np.ndarray, near: np.ndarray) -> np.ndarray:
     """[n], larger for more unusual pictures."""
-    found = _distances(values, curves, cells)
-    return -np.log(_shares(found) * _shares(near[:, 0])) if near.shape[1] else found
+    distances = _distances(values, curves, cells)
+    return -np.log(_shares(distances) * _shares(near[:, 0])) if near.shape[1] else distances
 
 
 def _shares(values: np.ndarray) -> np.ndarray:

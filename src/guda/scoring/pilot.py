@@ -60,17 +60,17 @@ def measure(
     conds: list[Cond | None] = [cond] * len(counterfactuals) if told is None else [full.condition(p) for p in told]
     silent = [path and isinstance(m, RuledDenoiser) for m in counterfactuals]  # a rule's change needs no network
     base = None if all(silent) else measure_terms(full, draws, block, cond, keep=True)
-    found: list[np.ndarray] = []
+    differences: list[np.ndarray] = []
     for m, each in zip(counterfactuals, conds, strict=True):
         if path and isinstance(m, RuledDenoiser):
-            found += list(measure_rule(m, draws, block))
+            differences += list(measure_rule(m, draws, block))
             continue
         assert base is not None
         one = measure_terms(m, draws, block, each, base.predictions if path else None)
-        found += list(one.errors - base.errors if one.changes is None else one.changes)
-    if len(found) < 2:
+        differences += list(one.errors - base.errors if one.changes is None else one.changes)
+    if len(differences) < 2:
         raise GudaError("pilot-groups-too-few", "a pilot compares counterfactuals and needs at least two")
-    d = np.stack(found, axis=-1) * schedule.weights[draws.t][..., None]
+    d = np.stack(differences, axis=-1) * schedule.weights[draws.t][..., None]
     evals = len(images) * plan.evals_per_round * ((base is not None) + silent.count(False))
     return draws.t.T, (d - d.mean(axis=-1, keepdims=True)).transpose(1, 0, 2), evals
 
@@ -82,8 +82,8 @@ def density(schedule: Schedule, t: np.ndarray, contrasts: np.ndarray) -> np.ndar
         raise GudaError("pilot-without-difference", "the pilot saw no difference between the counterfactuals")
     size = np.maximum(size, size.max() * 1e-9)  # a timestep where nothing differed keeps the defensive share
     every = np.arange(1, schedule.t_max + 1)
-    found = np.exp(np.interp(every, t.mean(axis=1), np.log(size)))
-    return (1 - DEFENSIVE) * found / found.sum() + DEFENSIVE * prior_density(schedule)
+    shape = np.exp(np.interp(every, t.mean(axis=1), np.log(size)))
+    return (1 - DEFENSIVE) * shape / shape.sum() + DEFENSIVE * prior_density(schedule)
 
 
 def _sizes(contrasts: np.ndarray) -> np.ndarray:
@@ -149,8 +149,8 @@ def measure_density(
         t, contrasts, evals = measure(full, [full] * len(others), images, SEED, block, own, path, others)
     if not contrasts.any():  # one prompt for all groups
         return nothing
-    found = density(full.schedule, t, contrasts)
-    return Pilot(kind, names, t.mean(axis=1), _sizes(contrasts), found, len(index), evals)
+    p = density(full.schedule, t, contrasts)
+    return Pilot(kind, names, t.mean(axis=1), _sizes(contrasts), p, len(index), evals)
 
 
 def _rule(full: Denoiser, data: ImageData, leaves: Sequence[int]) -> RuledDenoiser:

@@ -66,13 +66,13 @@ class Products(Generic[M]):
             draws = make_draws(base, base.encode(queries.images), queries.ids, self.scorer.plan, r)
             cond = base.condition(queries.prompts)
             full = {model: self._predict(model, draws, cond) for model, _ in self.sets}
-            found = []
+            products = []
             for k, group in enumerate(self.groups):
                 tick(r * len(self.groups) + k, rounds * len(self.groups))
                 changes = [full[model] - self._predict(others[group], draws, cond) for model, others in self.sets]
-                found.append(_products(changes, draws))
-            columns = {f"p{i}.{j}": np.stack([p[:, :, i, j] for p in found]).reshape(-1) for i, j in self._pairs()}
-            t = np.broadcast_to(draws.t, (len(found), *draws.t.shape)).reshape(-1)
+                products.append(_products(changes, draws))
+            columns = {f"p{i}.{j}": np.stack([p[:, :, i, j] for p in products]).reshape(-1) for i, j in self._pairs()}
+            t = np.broadcast_to(draws.t, (len(products), *draws.t.shape)).reshape(-1)
             table = pa.table({"t": pa.array(t.astype(np.int32))} | {c: pa.array(v) for c, v in columns.items()})
             self.scorer.parts.write(name, table, self._inputs() | {"plan": self.scorer.plan.key})
 
@@ -80,9 +80,9 @@ class Products(Generic[M]):
         settings = self.scorer.settings
         with settings.active():
             denoiser = settings.prepare(self.scorer.models.several([model]))
-            found = measure(denoiser, draws, settings.block, cond, keep=True).predictions  # type: ignore[arg-type]
-        assert found is not None
-        return found
+            predictions = measure(denoiser, draws, settings.block, cond, keep=True).predictions  # type: ignore[arg-type]
+        assert predictions is not None
+        return predictions
 
     def _pairs(self) -> list[tuple[int, int]]:
         return [(i, j) for i in range(len(self.sets)) for j in range(i, len(self.sets))]
@@ -110,8 +110,8 @@ def _products(changes: Sequence[torch.Tensor], draws: Draws) -> np.ndarray:
     """float64 [Q, S, n, n], the mean over the halves of a draw."""
     n_queries, n_strata, halves = draws.eps.shape[:3]
     x = torch.stack([c.flatten(1) for c in changes], dim=1).double()  # [rows, n, D]
-    found = (x @ x.transpose(1, 2)).reshape(n_queries, n_strata, halves, len(changes), len(changes))
-    return np.asarray(found.mean(dim=2).numpy())
+    products = (x @ x.transpose(1, 2)).reshape(n_queries, n_strata, halves, len(changes), len(changes))
+    return np.asarray(products.mean(dim=2).numpy())
 
 
 def cosines(p: np.ndarray) -> np.ndarray:

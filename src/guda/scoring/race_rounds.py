@@ -53,10 +53,10 @@ def iter_rounds(
         round_ = (len(state.rounds), wanted)
         evaluate(round_)
         state.publish(_contributions(scorer, queries, sets, round_, shares))
-        found = state.result()
+        result = state.result()
         yield (
-            _scores(found, scorer, rule, screened, less, sum(cost), queries=queries.ids, groups=groups, **names),
-            found,
+            _scores(result, scorer, rule, screened, less, sum(cost), queries=queries.ids, groups=groups, **names),
+            result,
         )
 
 
@@ -69,11 +69,11 @@ def evaluate_here(scorer: Scorer[M], queries: Queries, sets: Sequence[Set[M]], r
 
 def wanted_models(scorer: Scorer[M], sets: Sequence[Set[M]], wanted: np.ndarray) -> dict[M, np.ndarray]:
     """Model -> positions of the queries that want it; `wanted` bool [q, G]."""
-    found: dict[M, np.ndarray] = {}
+    positions: dict[M, np.ndarray] = {}
     for full, groups in sets:
-        found[full] = np.flatnonzero(wanted.any(axis=1))
-        found |= {model: np.flatnonzero(wanted[:, k]) for k, model in enumerate(groups.values())}
-    return {model: found[model] for model in scorer.evaluated(found) if len(found[model])}
+        positions[full] = np.flatnonzero(wanted.any(axis=1))
+        positions |= {model: np.flatnonzero(wanted[:, k]) for k, model in enumerate(groups.values())}
+    return {model: positions[model] for model in scorer.evaluated(positions) if len(positions[model])}
 
 
 def _contributions(
@@ -88,7 +88,7 @@ def _contributions(
             continue
         terms = {model: _read(scorer, shard, model, number, positions) for model, positions in here.items()}
         nothing = np.zeros((shard.n, scorer.plan.n_strata), np.int64), np.full((shard.n, scorer.plan.n_strata), np.nan)
-        t = np.max([found[0] for found in terms.values()], axis=0)  # of models that a query did not want it is 0
+        t = np.max([read[0] for read in terms.values()], axis=0)  # of models that a query did not want it is 0
         counted = shares(t, len(sets))
 
         before = {full: 0.0 if scorer.path else terms.get(full, nothing)[1] for full, _ in sets}
@@ -118,26 +118,26 @@ def _read(
 
 
 def _scores(
-    found: RaceResult, scorer: Scorer[M], rule: StopRule, screened: Screened | None, less: Excess | None,
+    result: RaceResult, scorer: Scorer[M], rule: StopRule, screened: Screened | None, less: Excess | None,
     networks: int, **names: Any,
 ) -> Scores:  # fmt: skip
-    score = found.score if screened is None else np.where(found.rounds > 0, found.score, screened.score)
+    score = result.score if screened is None else np.where(result.rounds > 0, result.score, screened.score)
     # a group that left early was beaten when it left: it ranks below those that stayed longer
-    order = np.lexsort((-score, -found.rounds), axis=1)
+    order = np.lexsort((-score, -result.rounds), axis=1)
     ranks = np.argsort(order, axis=1, kind="stable") + 1
-    unknown = ~np.isfinite(found.lo)
+    unknown = ~np.isfinite(result.lo)
     # a settled race has said who the first are; with less confidence than ranks are told with elsewhere, it has not
-    told = found.settled & ((found.rounds > 0).sum(axis=1) > rule.top)  # fewer than there are places: nothing was
-    leads, settled = ranks <= rule.top, told[:, None] & ((rule.confidence or 0.0) >= LEVEL)
+    decided = result.settled & ((result.rounds > 0).sum(axis=1) > rule.top)  # fewer than there are places: nothing was
+    leads, settled = ranks <= rule.top, decided[:, None] & ((rule.confidence or 0.0) >= LEVEL)
     # of a group that did not race nothing is claimed, and what is claimed of the others is among those that did
-    settled = settled & (found.rounds > 0)
-    raced = (found.rounds > 0).sum(axis=1, keepdims=True)
-    bars = {"score": found.score, "stderr": found.stderr, "lo": found.lo, "hi": found.hi}
+    settled = settled & (result.rounds > 0)
+    raced = (result.rounds > 0).sum(axis=1, keepdims=True)
+    bars = {"score": result.score, "stderr": result.stderr, "lo": result.lo, "hi": result.hi}
     bars = bars if less is None else less.widen(bars)
     return Scores(
         estimand=f"{scorer.estimand}{RACED_TO}{rule.name}, intervals hold at every look"
         + ("" if less is None else less.suffix) + ("" if screened is None else screened.estimand),
-        score=score, n_evals=networks * found.rounds * scorer.plan.evals_per_round, ranks=ranks,
+        score=score, n_evals=networks * result.rounds * scorer.plan.evals_per_round, ranks=ranks,
         sign=(less.sign if less else None) or scorer.sign,
         stderr=np.where(unknown, np.nan, bars["stderr"]), lo=np.where(unknown, np.nan, bars["lo"]),
         hi=np.where(unknown, np.nan, bars["hi"]),

@@ -287,8 +287,8 @@ def verdict(
                        (origin.copy_group or "",))  # fmt: skip
     if origin.foreign:
         return Verdict("foreign", tr("this model does not make such pictures"), _unlike(origin))
-    found = _by_scores(ranked, digits, floor)
-    return replace(found, note=note) if found.groups or note == tr(RACED) else found
+    by_scores = _by_scores(ranked, digits, floor)
+    return replace(by_scores, note=note) if by_scores.groups or note == tr(RACED) else by_scores
 
 
 def _unlike(origin: Origin) -> str:
@@ -310,57 +310,57 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else tr("{names} and {last}", names=", ".join(names[:-1]), last=names[-1])
 
 
-def _by_answers(answers: Sequence[str], told: str, clear: bool, clears: str) -> Verdict:
+def _by_answers(answers: Sequence[str], score: str, clear: bool, clears: str) -> Verdict:
     """From the calibrated set, which errs by the noise of scoring too: the calibration's pictures were scored alike."""
     if len(answers) > 1:
         return Verdict("close", tr("one of the groups {groups}", groups=_listed(answers)),
-                       tr("the first is {value}", value=told), tuple(answers))  # fmt: skip
+                       tr("the first is {value}", value=score), tuple(answers))  # fmt: skip
     if not clear:
-        return Verdict("nothing", tr("nothing stands out"), _unclear(answers[0], clears, told))
+        return Verdict("nothing", tr("nothing stands out"), _unclear(answers[0], clears, score))
     return Verdict("stands-out", tr("group {group} stands out", group=answers[0]),
-                   tr("{value}; alone in its answer set", value=told), (answers[0],))  # fmt: skip
+                   tr("{value}; alone in its answer set", value=score), (answers[0],))  # fmt: skip
 
 
-def _unclear(group: str, clears: str, told: str) -> str:
-    return tr("the first, {group}, does not clear {floor}: {value}", group=group, floor=clears, value=told)
+def _unclear(group: str, clears: str, score: str) -> str:
+    return tr("the first, {group}, does not clear {floor}: {value}", group=group, floor=clears, value=score)
 
 
 def _by_scores(ranked: Sequence[GroupScore], digits: int, floor: float) -> Verdict:
     """What the noise of scoring allows to say."""
     first = ranked[0]
-    told, read = value(first.score, first.lo, first.hi, digits, first.unit), reading(first.unit, first.sign)
+    score, read = value(first.score, first.lo, first.hi, digits, first.unit), reading(first.unit, first.sign)
     if first.lo is None:
         return Verdict("unmeasured", tr("group {group} is first", group=first.group),
-                       tr("{value}; no interval, so no verdict", value=told))  # fmt: skip
+                       tr("{value}; no interval, so no verdict", value=score))  # fmt: skip
     placebos = tr("what placebo groups score ({floor})", floor=signed(floor, digits))
     clears = tr(read.zero) if floor <= 0 else placebos
     bar = max(floor, 0.0) if read.has_zero or floor > 0 else -math.inf  # path divergences are never zero
     if not any(g.lo is not None and g.lo > bar for g in ranked):
         return Verdict("nothing", tr("nothing stands out"),
                        tr("no interval clears {floor}; first is {group}, {value}", floor=clears, group=first.group,
-                          value=told))  # fmt: skip
+                          value=score))  # fmt: skip
     if answers := [g.group for g in ranked if g.answer]:
-        return _by_answers(answers, told, first.lo > bar, clears)
+        return _by_answers(answers, score, first.lo > bar, clears)
     may = [g for g in ranked[1:] if g.rank_lo in (None, 1)]
     if first.rank_hi is not None and first.p_first is not None:
         rivals = [] if first.rank_hi == 1 else [g.group for g in may]
-        why = tr("their differences are within the error; the first is {value}", value=told)
+        why = tr("their differences are within the error; the first is {value}", value=score)
     else:  # no ranks, or those of a race, which says nothing about the order of the first few
         rivals = [] if first.rank_hi == 1 else [g.group for g in may if g.hi is not None and g.hi >= first.lo]
-        why = tr("their intervals overlap that of the first: {value}", value=told)
+        why = tr("their intervals overlap that of the first: {value}", value=score)
     tied = [first.group, *rivals]
     if len(tied) > 1:
         return Verdict("close", tr("groups {groups} not separated", groups=_listed(tied)), why, tuple(tied))
     once = 0 if first.rank_hi == 1 else sum(g.lo is None for g in may)
     if once:
         why = tr("{value}; {n} group has no interval (seen only once, or not at all), so its first place is not tested",
-                 value=told, n=1) if once == 1 else tr(
+                 value=score, n=1) if once == 1 else tr(
             "{value}; {n} groups have no interval (seen only once, or not at all), so its first place is not tested",
-            value=told, n=once)  # fmt: skip
+            value=score, n=once)  # fmt: skip
         return Verdict("unmeasured", tr("group {group} is first", group=first.group), why)
     if first.lo <= bar:
-        return Verdict("nothing", tr("nothing stands out"), _unclear(first.group, clears, told))
+        return Verdict("nothing", tr("nothing stands out"), _unclear(first.group, clears, score))
     left = sum(g.rank_lo is None for g in ranked[1:]) if first.rank_hi == 1 else 0  # those that a screen left out
-    why = tr("{value}; clear of the next group", value=told) if not left else tr(
-        "{value}; clear of the next group of the {n} that were raced", value=told, n=len(ranked) - left)  # fmt: skip
+    why = tr("{value}; clear of the next group", value=score) if not left else tr(
+        "{value}; clear of the next group of the {n} that were raced", value=score, n=len(ranked) - left)  # fmt: skip
     return Verdict("stands-out", tr("group {group} stands out", group=first.group), why, (first.group,))

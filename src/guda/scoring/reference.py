@@ -128,8 +128,8 @@ def draw_reference(
         for i in generator(seed, "reference", k).permutation(data.groups.members(k))[:n]:
             ids.append(f"{k:04d}-{i:07d}")
             positions.append(int(i))
-    told = None if prompts is None else tuple(prompts[i] for i in positions)
-    return Queries(tuple(ids), data.images[positions], told, reference_name(n, seed, groups))
+    own_prompts = None if prompts is None else tuple(prompts[i] for i in positions)
+    return Queries(tuple(ids), data.images[positions], own_prompts, reference_name(n, seed, groups))
 
 
 def reference_groups(images: Queries) -> np.ndarray:

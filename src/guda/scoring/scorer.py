@@ -158,11 +158,11 @@ class Scorer(Generic[M]):
 
     def inputs(self, model: M, kind: str) -> dict[str, str]:
         """What a part was computed from."""
-        found = {"model": self.models.identity(model)}
+        inputs = {"model": self.models.identity(model)}
         if kind == "change":
             assert model.reference is not None
-            found["reference"] = self.models.identity(model.reference)
-        return found
+            inputs["reference"] = self.models.identity(model.reference)
+        return inputs
 
     def read_part(
         self, shard: str, model: M, round_: int, kind: str | None = None
@@ -218,9 +218,9 @@ class _Round(Generic[M]):
         if not needs:
             return None
         chosen = np.unique(np.concatenate([wanted[m] for m in needs]))
-        found = self._measure([reference], chosen, keep=path)
-        self._write(reference, "error", chosen, found.errors[0], wanted)
-        return None if found.predictions is None else _Predictions(chosen, found.predictions)
+        measured = self._measure([reference], chosen, keep=path)
+        self._write(reference, "error", chosen, measured.errors[0], wanted)
+        return None if measured.predictions is None else _Predictions(chosen, measured.predictions)
 
     def measure(self, models: list[M], wanted: Mapping[M, np.ndarray], before: _Predictions | None) -> None:
         scorer = self.scorer
@@ -231,13 +231,13 @@ class _Round(Generic[M]):
                 ruled = scorer.models.several(models)
                 assert isinstance(ruled, RuledDenoiser)
                 draws, cond = self._some(chosen)
-                found = {"change": measure_rule(ruled, draws, scorer.settings.block, cond=cond)}
+                by_kind = {"change": measure_rule(ruled, draws, scorer.settings.block, cond=cond)}
         else:
             measured = self._measure(models, chosen, None if before is None else before.at(chosen))
-            found = {"error": measured.errors}
+            by_kind = {"error": measured.errors}
             if measured.changes is not None:
-                found["change"] = measured.changes  # last: it says that the work is done
-        for kind, squares in found.items():
+                by_kind["change"] = measured.changes  # last: it says that the work is done
+        for kind, squares in by_kind.items():
             for model, own in zip(models, squares, strict=True):
                 self._write(model, kind, chosen, own, wanted)
 
@@ -261,8 +261,8 @@ class _Round(Generic[M]):
         are of the whole shard: they tell its sign, and whether the model makes such pictures."""
         shard, mine = shard_name(self.queries), np.isin(chosen, wanted.get(model, chosen))
         if kind != self.scorer.kind or model not in wanted:
-            there = self.scorer.parts.has(self.scorer.name(shard, model, self.number, kind))
-            if there or int(mine.sum()) < self.queries.n:
+            exists = self.scorer.parts.has(self.scorer.name(shard, model, self.number, kind))
+            if exists or int(mine.sum()) < self.queries.n:
                 return
         ids = np.array(self.queries.ids)[chosen[mine]]
         self.scorer.write(shard, model, self.number, kind, ids, self.draws.t[chosen[mine]], squares[mine])
@@ -306,8 +306,8 @@ class Reader(Generic[M]):
         "error" to the ELBO difference, of "change" to the path divergence."""
         if (kind or self.scorer.kind) == "change":
             return self(other, "change")
-        found = self(other)
-        return Terms(found.kl - self(full).kl, found.t)
+        terms = self(other)
+        return Terms(terms.kl - self(full).kl, terms.t)
 
     def times(self, sets: Sequence[Set[M]]) -> np.ndarray:
         """The timesteps [R, Q, S] of the draws."""
@@ -326,16 +326,16 @@ def shard_names(queries: Queries, size: int) -> list[str]:
 
 def families(models: Iterable[M]) -> list[list[M]]:
     """Models that share an evaluation: the members of a rule together, every other model by itself."""
-    found: dict[Hashable, list[M]] = {}
+    by_family: dict[Hashable, list[M]] = {}
     for number, model in enumerate(models):
         key: Hashable = number if model.family is None else (model.family,)
-        found.setdefault(key, []).append(model)
-    return list(found.values())
+        by_family.setdefault(key, []).append(model)
+    return list(by_family.values())
 
 
 def by_reference(models: Iterable[M]) -> dict[M, list[list[M]]]:
     """Families of models by the full model they came from; that of a full model is itself."""
-    found: dict[M, list[M]] = {}
+    groups: dict[M, list[M]] = {}
     for model in models:
-        found.setdefault(model.reference or model, []).append(model)
-    return {reference: families(of_it) for reference, of_it in found.items()}
+        groups.setdefault(model.reference or model, []).append(model)
+    return {reference: families(of_it) for reference, of_it in groups.items()}

@@ -64,8 +64,8 @@ class GroupScore:
         return self.lo is not None and self.hi is not None and (self.lo > 0 or self.hi < 0)
 
     def __str__(self) -> str:
-        told = value(self.score, self.lo, self.hi, decimals(np.array(self.score)), self.unit)
-        return f"{self.rank}. {self.group}: {told}"
+        score = value(self.score, self.lo, self.hi, decimals(np.array(self.score)), self.unit)
+        return f"{self.rank}. {self.group}: {score}"
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class QueryScores:
 
     def to_json(self) -> dict[str, Any]:
         """The answer and every group, best first, as plain JSON; what is not known is left out."""
-        said = self.verdict()
+        verdict = self.verdict()
         cells = [{f.name: getattr(g, f.name) for f in fields(g) if f.name not in ("unit", "sign")} for g in self.ranked]
         groups = [{name: v for name, v in cell.items() if v is not None} for cell in cells]
-        return {"verdict": said.kind, "text": said.text, "groups": groups}
+        return {"verdict": verdict.kind, "text": verdict.text, "groups": groups}
 
     def __str__(self) -> str:
-        told = [f"  {self.verdict().text}"] if self.origin.foreign or self.origin.copy_of is not None else []
-        return "\n".join([self.query, *told, *(f"  {g}" for g in self.ranked)])
+        notes = [f"  {self.verdict().text}"] if self.origin.foreign or self.origin.copy_of is not None else []
+        return "\n".join([self.query, *notes, *(f"  {g}" for g in self.ranked)])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -227,17 +227,17 @@ class Scores:
     def cell(self, q: int, g: int) -> GroupScore:
         """One group of one picture, both by position."""
 
-        def known(array: np.ndarray | None) -> float | None:
+        def at(array: np.ndarray | None) -> float | None:
             return None if array is None or np.isnan(array[q, g]) else float(array[q, g])
 
         def whole(array: np.ndarray | None) -> int | None:
-            found = known(array)
-            return None if found is None else int(found)
+            number = at(array)
+            return None if number is None else int(number)
 
         return GroupScore(
-            self.groups[g], float(self.score[q, g]), known(self.lo), known(self.hi), int(self.rank[q, g]), self.unit,
-            whole(self.rank_lo), whole(self.rank_hi), known(self.p_first), self.sign, known(self.elbo),
-            known(self.elbo_stderr), known(self.stderr_training), known(self.predicted_lo), known(self.predicted_hi),
+            self.groups[g], float(self.score[q, g]), at(self.lo), at(self.hi), int(self.rank[q, g]), self.unit,
+            whole(self.rank_lo), whole(self.rank_hi), at(self.p_first), self.sign, at(self.elbo),
+            at(self.elbo_stderr), at(self.stderr_training), at(self.predicted_lo), at(self.predicted_hi),
             None if (inside := whole(self.answer)) is None else bool(inside),
         )  # fmt: skip
 
@@ -335,10 +335,10 @@ class Scores:
             "n_evals",
         )
         arrays = {name: getattr(self, name) for name in names}
-        known = {name: np.broadcast_to(a, self.score.shape) for name, a in arrays.items() if a is not None}
+        columns = {name: np.broadcast_to(a, self.score.shape) for name, a in arrays.items() if a is not None}
         about = {"method": self.method, "unit": self.unit, "sign": self.sign, "estimand": self.estimand}
         coordinates = {"query": list(self.queries), "group": list(self.groups)}
-        return xr.Dataset({k: (("query", "group"), v) for k, v in known.items()}, coordinates, about)
+        return xr.Dataset({k: (("query", "group"), v) for k, v in columns.items()}, coordinates, about)
 
     def write(self, path: Path) -> None:
         write_table(path, self.to_table())

@@ -100,11 +100,11 @@ class Screened:
     def by(cls, screen: Screen, tables: Mapping[str, Scores]) -> Screened:
         """The first by cheap methods, of which the first has scores in nats."""
         whose = "that method" if len(screen.methods) == 1 else screen.methods[0]
-        told = (
+        estimand = (
             f"; of each picture the first {screen.keep} groups by {' + '.join(screen.methods)} were raced, "
             f"the others have {whose}'s score and no interval"
         )
-        return cls(np.asarray(fused_ranks(tables) <= screen.keep), tables[screen.methods[0]].score, told)
+        return cls(np.asarray(fused_ranks(tables) <= screen.keep), tables[screen.methods[0]].score, estimand)
 
 
 def caught(screen: Mapping[str, Scores], settled: Scores, keep: int) -> np.ndarray:

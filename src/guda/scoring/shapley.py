@@ -60,15 +60,15 @@ def exact(parcels: Sequence[int]) -> np.ndarray:
     total, size = int(sizes.sum()), every.sum(axis=1)
     ways = sum(gammaln(n + 1) - gammaln(every[:, k] + 1) - gammaln(n - every[:, k] + 1) for k, n in enumerate(sizes))
     steps = np.array([prod(int(n) + 1 for n in sizes[k + 1 :]) for k in range(len(sizes))])  # from n to n + e_k
-    found = np.zeros((len(sizes), len(every)))
+    shares = np.zeros((len(sizes), len(every)))
     for k, n in enumerate(sizes):
         before = np.flatnonzero(every[:, k] < n)
         weight = (n - every[before, k]) * np.exp(
             ways[before] + gammaln(size[before] + 1) + gammaln(total - size[before]) - gammaln(total + 1)
         )
-        found[k, before] -= weight
-        found[k, before + steps[k]] += weight
-    return found
+        shares[k, before] -= weight
+        shares[k, before + steps[k]] += weight
+    return shares
 
 
 def order(parcels: Sequence[int], number: int, seed: int = 0) -> np.ndarray:
@@ -103,26 +103,26 @@ def by_orders(
     gets is a function of that picture: it is settled at its own number of orders, whatever pictures it comes with."""
     groups, n = len(parcels), 0
     total = first = squares = np.zeros(0)
-    found: Estimated | None = None
+    estimated: Estimated | None = None
     while n < most:
         drawn = _pairs_of_orders(parcels, range(n, min(n + batch, most)), value, seed)
         sizes = size(drawn)  # [pairs, G, Q]
-        if found is None:
+        if estimated is None:
             q = sizes.shape[-1]
             total, first, squares = np.zeros(drawn.shape[1:]), np.zeros((groups, q)), np.zeros((groups, q))
-            found = Estimated(np.zeros(drawn.shape[1:]), np.zeros((groups, q)), np.zeros(q, np.int64))
+            estimated = Estimated(np.zeros(drawn.shape[1:]), np.zeros((groups, q)), np.zeros(q, np.int64))
         total, first, squares = total + drawn.sum(axis=0), first + sizes.sum(axis=0), squares + (sizes**2).sum(axis=0)
         n += len(drawn)
         mean = first / n
         spread = np.maximum(squares / n - mean**2, 0.0) / max(n - 1, 1)
         enough = np.sqrt(spread).max(axis=0) <= tolerance * np.abs(mean.sum(axis=0))
-        new = (found.orders == 0) & (enough | (n >= most))
-        found.shares[:, :, new] = total[:, :, new] / n
-        found.variance[:, new], found.orders[new] = spread[:, new], n
-        if found.orders.all():
+        new = (estimated.orders == 0) & (enough | (n >= most))
+        estimated.shares[:, :, new] = total[:, :, new] / n
+        estimated.variance[:, new], estimated.orders[new] = spread[:, new], n
+        if estimated.orders.all():
             break
-    assert found is not None
-    return found
+    assert estimated is not None
+    return estimated
 
 
 def _pairs_of_orders(

@@ -116,17 +116,17 @@ def measure(
         if at_zero:
             target = torch.where(zero_b, draws.x0[owner_b].to(device), target)
         before = None if reference is None else rows.take(reference).to(device)
-        several = []
+        squared = []
         for raw in denoiser.raws(x_b, t_b, cond[owner_b].to(device) if cond is not None else None):
-            found = denoiser.schedule.to_eps(raw, x_b, t_b)
+            predicted = denoiser.schedule.to_eps(raw, x_b, t_b)
             if at_zero:
-                found = torch.where(zero_b, denoiser.schedule.to_x0(raw, x_b, t_b), found)
-            several.append((squares(found - target), None if before is None else squares(before - found)))
+                predicted = torch.where(zero_b, denoiser.schedule.to_x0(raw, x_b, t_b), predicted)
+            squared.append((squares(predicted - target), None if before is None else squares(before - predicted)))
         if keep:
-            kept.append(found[: rows.n].cpu())
-        errors.append(torch.stack([e for e, _ in several])[:, : rows.n].cpu())
+            kept.append(predicted[: rows.n].cpu())
+        errors.append(torch.stack([e for e, _ in squared])[:, : rows.n].cpu())
         if before is not None:
-            changes.append(torch.stack([c for _, c in several if c is not None])[:, : rows.n].cpu())
+            changes.append(torch.stack([c for _, c in squared if c is not None])[:, : rows.n].cpu())
     return Measured(
         _per_draw(errors, draws), _per_draw(changes, draws) if changes else None, torch.cat(kept) if keep else None
     )
@@ -139,15 +139,15 @@ def measure_rule(
     """The changes float64 [K, Q, S] of a rule's members. They are a function of x_t and its class alone: no network is
     evaluated. `squares` as of `measure`."""
     _, x_t, t, owner = _rows(draws)
-    found, device = [], denoiser.device
+    moves, device = [], denoiser.device
     for rows in blocks(len(t), block):
         x_b, t_b = rows.take(x_t).to(device), rows.take(t).to(device)
-        told = None if cond is None else cond[rows.take(owner)].to(device)
-        moved = squares(denoiser.x0_changes(x_b, t_b, told).flatten(0, 1)).unflatten(0, (-1, len(t_b)))
+        cond_b = None if cond is None else cond[rows.take(owner)].to(device)
+        moved = squares(denoiser.x0_changes(x_b, t_b, cond_b).flatten(0, 1)).unflatten(0, (-1, len(t_b)))
         a, s = denoiser.schedule.coefficients(t_b, moved[0])
         ratio = torch.where(a > 0, a / s, 1.0)  # eps moves by a/s of what x_0 does; without signal x_0 itself counts
-        found.append((ratio**2 * moved)[:, : rows.n].cpu())
-    return _per_draw(found, draws)
+        moves.append((ratio**2 * moved)[:, : rows.n].cpu())
+    return _per_draw(moves, draws)
 
 
 def _rows(draws: Draws) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -68,25 +68,25 @@ class Trained(Config):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if self.skill is not None and self.skill + 2 * (self.skill_stderr or 0.0) < HALF:
-            found.append("knows-little")
+            problems.append("knows-little")
         if self.unlike is not None and self.unlike > HALF:
-            found.append("samples-unlike-data")
-        return tuple(found)
+            problems.append("samples-unlike-data")
+        return tuple(problems)
 
     @property
     def text(self) -> str | None:
         """One line; None where there is no reason to warn."""
         skill, unlike = self.skill or 0.0, self.unlike or 0.0
-        told: dict[Problem, str] = {
+        reasons: dict[Problem, str] = {
             "knows-little": "on noised training images it is nearer to their mean than to what the other images show "
             f"(skill {skill:.2g}; trained models have about 1)",
             "samples-unlike-data": f"{100 * unlike:.0f} % of its samples are unlike the training images",
         }
         if not self.problems:
             return None
-        why = "; ".join(told[p] for p in self.problems)
+        why = "; ".join(reasons[p] for p in self.problems)
         return f"the model does not seem to be trained: {why}; train it before you believe its scores"
 
 
@@ -143,19 +143,19 @@ def _errors(draws: Draws, x0_hat: Predictor, of: Denoiser | Posterior) -> np.nda
     eps, x_t = draws.eps.flatten(0, 2), draws.x_t.flatten(0, 2)
     t = torch.from_numpy(np.repeat(draws.t.reshape(-1), halves))
     picture = torch.arange(q).repeat_interleave(s * halves)
-    found = []
+    errors = []
     for rows in torch.arange(len(t)).split(BLOCK):
         a, sigma = of.schedule.coefficients(t[rows], x_t[rows])
         predicted = (x_t[rows] - a * x0_hat(x_t[rows], t[rows], picture[rows])) / sigma
-        found.append((predicted - eps[rows]).double().square().flatten(1).sum(1))
-    return np.asarray(torch.cat(found).numpy().reshape(q, s, halves).mean(axis=2))
+        errors.append((predicted - eps[rows]).double().square().flatten(1).sum(1))
+    return np.asarray(torch.cat(errors).numpy().reshape(q, s, halves).mean(axis=2))
 
 
 def _skill(rows: _Rows, denoiser: Denoiser) -> tuple[float | None, float | None]:
     """With its standard error over pictures (of a ratio of means)."""
     high = (denoiser.schedule.a[rows.t] ** 2 < 0.5) & ~denoiser.schedule.zero_snr[rows.t]
-    network, known = ((rows.mean_image - e) * high for e in (rows.network, rows.posterior))
-    of, best = network.sum(axis=1), known.sum(axis=1)
+    network, posterior = ((rows.mean_image - e) * high for e in (rows.network, rows.posterior))
+    of, best = network.sum(axis=1), posterior.sum(axis=1)
     if best.sum() <= 2 * np.sqrt(len(best)) * best.std():  # the images do not tell of each other
         return None, None
     skill = float(of.sum() / best.sum())
@@ -163,15 +163,15 @@ def _skill(rows: _Rows, denoiser: Denoiser) -> tuple[float | None, float | None]
 
 
 def _bands(rows: _Rows, plan: Plan, denoiser: Denoiser) -> list[Band]:
-    size, found = int(np.prod(denoiser.shape)), []
+    size, bands = int(np.prod(denoiser.shape)), []
     for low, high in zip(plan.edges[:-1], plan.edges[1:], strict=True):
         inside = (rows.t >= low) & (rows.t < high) & ~denoiser.schedule.zero_snr[rows.t]
         if inside.any():
             network, posterior, mean = (
                 float(e[inside].mean()) / size for e in (rows.network, rows.posterior, rows.mean_image)
             )
-            found.append(Band(low=low, high=high, network=network, posterior=posterior, mean_image=mean))
-    return found
+            bands.append(Band(low=low, high=high, network=network, posterior=posterior, mean_image=mean))
+    return bands
 
 
 def _unlike(denoiser: Denoiser, posterior: Posterior, rows: _Rows, samples: torch.Tensor, plan: Plan) -> float | None:

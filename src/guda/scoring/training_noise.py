@@ -132,10 +132,10 @@ def shrink(variances: np.ndarray, df: float) -> tuple[np.ndarray, np.ndarray]:
     If true variances scatter like 1 / chi^2 of d0 degrees, the mean and the variance of log s^2 are known functions of
     the usual value and of d0, which are solved for; the mean of a variance and the usual value, weighted df : d0, then
     has df + d0 degrees of freedom."""
-    known = variances > 0
-    if known.sum() < ALIKE:
+    positive = variances > 0
+    if positive.sum() < ALIKE:
         return _pooled(variances, df)
-    logs = np.log(variances[known])
+    logs = np.log(variances[positive])
     # few values show their scatter badly; taken too small, it would promise too much
     scatter = logs.var(ddof=1) * (1 + 1 / np.sqrt(2 * (len(logs) - 1))) - float(polygamma(1, df / 2))
     weight = min(2 * _inverse_trigamma(scatter), MOST) if scatter > 0 else MOST
@@ -149,12 +149,12 @@ def shrink(variances: np.ndarray, df: float) -> tuple[np.ndarray, np.ndarray]:
 def _sizes(variances: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """[N]: how the variances of a group's cells go with their scores, a least-squares fit of the logarithms. Scores of
     pictures that the group matters for are larger, and so is what another training changes about them."""
-    usual, known = float(np.median(np.abs(mean))), variances > 0
-    if known.sum() < ALIKE or usual <= 0:
+    usual, positive = float(np.median(np.abs(mean))), variances > 0
+    if positive.sum() < ALIKE or usual <= 0:
         return np.ones(len(variances))
     u = np.arcsinh(mean / usual)
     features = np.stack([np.ones(len(u)), u, np.abs(u)], axis=1)
-    fitted, *_ = np.linalg.lstsq(features[known], np.log(variances[known]), rcond=None)
+    fitted, *_ = np.linalg.lstsq(features[positive], np.log(variances[positive]), rcond=None)
     return np.asarray(np.exp(features @ fitted - fitted[0]))
 
 
@@ -162,8 +162,10 @@ def _pooled(variances: np.ndarray, df: float) -> tuple[np.ndarray, np.ndarray]:
     """Their mean for all, with Satterthwaite's degrees of freedom of a mean of variances that need not be equal (with
     the usual correction for estimating these from the variances themselves)."""
     squares = float((variances**2).sum())
-    found = (df + 2) * float(variances.sum()) ** 2 / squares - 2 if squares > 0 else df
-    return np.full(len(variances), variances.mean()), np.full(len(variances), np.clip(found, df, df * len(variances)))
+    pooled_df = (df + 2) * float(variances.sum()) ** 2 / squares - 2 if squares > 0 else df
+    return np.full(len(variances), variances.mean()), np.full(
+        len(variances), np.clip(pooled_df, df, df * len(variances))
+    )
 
 
 def _inverse_trigamma(value: float) -> float:
@@ -181,12 +183,12 @@ def _correlation(standardised: np.ndarray) -> np.ndarray:
     flat = standardised.reshape(-1, groups)
     size = np.sqrt((flat**2).sum(axis=0))
     unit = flat / np.where(size > 0, size, 1.0)
-    found = unit.T @ unit
-    np.fill_diagonal(found, 1.0)
+    correlation = unit.T @ unit
+    np.fill_diagonal(correlation, 1.0)
     if groups == 1:
-        return found
-    usual = np.clip((found.sum() - groups) / (groups * (groups - 1)), 0.0, 1.0)
+        return correlation
+    usual = np.clip((correlation.sum() - groups) / (groups * (groups - 1)), 0.0, 1.0)
     equal = np.full((groups, groups), usual)
     np.fill_diagonal(equal, 1.0)
     n = pictures * (trainings - 1)
-    return np.asarray((n * found + groups * equal) / (n + groups))
+    return np.asarray((n * correlation + groups * equal) / (n + groups))
