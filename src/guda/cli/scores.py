@@ -254,7 +254,8 @@ def show_screen(found: Any, as_json: bool) -> None:
     rows = [(m, cell(value), cell(found.reproduced.get(m))) for m, value in found.recall.items()]
     title = f"What the screen {found.screen} keeps of {found.groups} groups: {found.queries}"
     note = (
-        "Share of pictures whose first group by the method is among those that the screen keeps, with 95 % intervals; "
+        "Share of pictures whose first group by the method is among those that the screen keeps, with 95 % intervals "
+        "over pictures, given these models; "
         "reproduced: two halves of the method's rounds have the same first group."
     )
     Console().print(Table.of(title, ["method", "kept", "reproduced"], rows, note).rich())
