@@ -159,6 +159,19 @@ def test_what_halves_are_worth_by_their_size_does_not_decide_the_shares(
     assert off.std() < 2.5 / np.sqrt(pairs)  # without terms of size it grows with the total
 
 
+@pytest.mark.parametrize("rows", [[[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 1, 0]], [[1, 0, 0], [0, 1, 0], [1, 0, 0]] * 8])
+def test_a_share_that_no_pair_decides_has_an_interval_all_the_same(rows: list[list[int]]) -> None:
+    inside, rng, repeats = np.array(rows, bool), np.random.default_rng(3), 2000
+    b = rng.normal(size=(3, repeats))
+    b -= b.mean(axis=0)
+    apart = np.where(inside, 1.0, -1.0) @ b + 0.3 * rng.normal(size=(len(rows), repeats))
+    found = kernel_regression(inside, apart, np.zeros(repeats))
+    error = np.sqrt(np.diagonal(found.covariance, axis1=1, axis2=2))
+    assert (error > 0).all()
+    covered = np.abs(found.shares - b.T) < t_quantile(0.975, found.df)[:, None] * error
+    assert covered.mean(axis=0).min() > 0.7  # one direction of two is guessed by the size of the other
+
+
 def test_terms_of_size_are_those_that_the_pairs_can_tell_apart() -> None:
     equal = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0]], bool)
     assert size_terms(equal).shape == (4, 0)

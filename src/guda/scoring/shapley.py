@@ -190,12 +190,19 @@ def kernel_regression(inside: np.ndarray, differences: np.ndarray, total: np.nda
         inverse = np.linalg.inv(moments + penalty * np.eye(groups - 1))
         map_ = basis @ inverse @ x.T  # [G, P]: of y
         leverage = by_size + np.einsum("pj,jk,pk->p", x, inverse, x)
-        residual = y[:, own] - x @ (inverse @ (x.T @ y[:, own]))
+        fitted = inverse @ (x.T @ y[:, own])  # [G - 1, own]
+        residual = y[:, own] - x @ fitted
         # what leaving a pair out changes: -map_p e_p / (1 - h_p)
         change = map_[:, :, None] * (residual / np.maximum(1 - leverage, 1e-9)[:, None])[None]  # [G, P, own]
         change -= change.mean(axis=1, keepdims=True)
         covariance[own] = (pairs - 1) / pairs * np.einsum("gpq,hpq->qgh", change, change)
-        shares[own] += (map_ @ y[:, own]).T
+        kept = inverse @ moments
+        # what the ridge left out, of shares as large as those seen: without pairs that tell two groups apart, the
+        # penalty alone decides between them, and an interval of residuals would have no width there
+        left_out = basis @ (np.eye(groups - 1) - kept)
+        seen = (fitted**2).sum(axis=0) / max((kept**2).sum(), 1e-9)
+        covariance[own] += seen[:, None, None] * (left_out @ left_out.T)
+        shares[own] += (basis @ fitted).T
         weights[own] = map_ * np.sqrt(q)
         df[own] = max(pairs - leverage.sum(), 1.0)
     return KernelShares(shares, covariance, weights, df)
