@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from tinyrun import SET, Inline, copy_run, digits_folder, tiny, tree
 from guda import steps
 from guda.cli.display import health_tables
 from guda.methods.health import Health
+from guda.report.content import Content
 from guda.run.run import Run
+from guda.scoring.scores import Scores
 
 
 @pytest.fixture(autouse=True)
@@ -91,12 +94,23 @@ def test_placebos_from_fit_to_score(guda: Guda, run: Run) -> None:
     said = guda("score", run.root, "--method", "retrack")
     assert "2 placebo groups of 16 random images: half of their scores are below" in said.out
     assert "the first group is above that for" in said.out
-    value = json.loads(guda("score", run.root, "--method", "retrack", "--json").out)["scores"]["retrack"]["placebo"]
+    told = json.loads(guda("score", run.root, "--method", "retrack", "--json").out)["scores"]["retrack"]
+    value = told["placebo"]
     assert value["placebos"] == 2
     assert value["median"] <= value["q95"]
+    # one line for all doors: the table, the command line, the report and the page
+    [name] = run.query_sets()
+    stored = Scores.read(steps.scores_path(run, name, "retrack"))
+    assert stored.floor == value["q95"]
+    kinds = {query: verdict.kind for query, verdict in stored.verdict().items()}
+    assert {query: answer["verdict"] for query, answer in told["answers"].items()} == kinds
+    assert Counter(kinds.values()) == told["verdicts"]
+    view = next(v for v in Content.read(run, name).views if v.id == "retrack")
+    assert [v.kind for v in view.verdicts] == list(kinds.values())
     raced = guda("score", run.root, "--method", "retrack", "--stop", "budget=60")
     assert raced.code == 0
-    assert "placebo groups" not in raced.out  # placebos are not raced
+    assert "placebo groups of" not in raced.out  # placebos are not raced, but their line counts
+    assert Scores.read(steps.scores_path(run, name, "retrack", "budget=60")).floor == value["q95"]
 
 
 def test_drift_from_score_to_evaluate(guda: Guda, run: Run) -> None:

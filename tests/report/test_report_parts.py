@@ -41,7 +41,7 @@ def odds_run(root: Path, p: list[list[float]], gold: list[int]):
     score = np.array(p) * 10 + 20
     Scores(
         "retrack", "nats", "ELBO", plain.queries, plain.groups, score, 240, lo=score - 1, hi=score + 1,
-        p_first=np.array(p),
+        p_first=np.array(p), stderr_training=np.ones_like(score),
     ).write(run.path("scores", SET, "retrack.parquet"))  # fmt: skip
     oracle = np.eye(3)[gold] * 9
     Scores("logo", "nats", "ELBO", plain.queries, plain.groups, oracle, 240, lo=oracle - 1, hi=oracle + 1).write(
@@ -54,13 +54,23 @@ def test_probability_of_being_first_is_on_the_card_in_the_tooltip_and_in_the_dat
     run = odds_run(tmp_path / "run", [[0.61, 0.389, 0.001], [0.0, 1.0, 0.0]], [0, 1])
     html = render(run, SET)
     text = Page(html).text
-    assert f"probability of being first, given these models: {EVIL} 61 %, b & c 39 %" in text
-    assert "probability of being first, given these models: b & c >99 %" in text
+    assert f"probability of being first, over trainings: {EVIL} 61 %, b & c 39 %" in text
+    assert "probability of being first, over trainings: b & c >99 %" in text
     assert "first with probability &lt;1\N{NO-BREAK SPACE}%" in html
     data = {m["id"]: m for m in embedded(html)["methods"]}
     assert data["retrack"]["odds"] == [[[0, 0.61], [1, 0.389]], [[1, 1.0]]]
     assert data["logo"]["odds"] is None
     assert [probability(v) for v in (0.0, 0.5, 1.0)] == [f"{t}\N{NO-BREAK SPACE}%" for t in ("<1", "50", ">99")]
+
+
+def test_what_scoring_alone_is_sure_of_is_not_told_as_a_probability(tmp_path):
+    run = odds_run(tmp_path / "run", [[0.61, 0.389, 0.001], [0.0, 1.0, 0.0]], [0, 1])
+    path = run.path("scores", SET, "retrack.parquet")
+    replace(Scores.read(path), stderr_training=None).write(path)
+    html = render(run, SET)
+    assert html.count('<p class="odds" hidden>') == 2
+    assert "first with probability" not in html
+    assert {m["id"]: m["odds"] for m in embedded(html)["methods"]}["retrack"] is None
 
 
 def test_a_calibrated_answer_set_stands_in_place_of_probabilities(tmp_path):
@@ -128,7 +138,7 @@ def test_how_often_such_claims_were_right_stands_beside_every_claim(tmp_path):
     of = [sentences[i].rpartition(" of ")[2].partition(",")[0] for i in places]
     assert of == ["3 pictures"] * 3 + ["1 picture"]
     assert data["logo"]["claims"] is None  # retraining itself
-    assert "given these models" in text
+    assert "over trainings" in text
     assert "exact" not in text.partition("When it was sure")[2].partition("How far to trust the")[0]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from guda.report.cards import MethodView
 from guda.scoring.origin import Origin, make_origins, sentences, summary
 from guda.scoring.scores import Scores
-from guda.web.job import Snapshot, one_picture, to_json
+from guda.web.job import Snapshot, one_picture, to_csv, to_json
 
 ORIGINS = make_origins([0.4, 0.01, 0.01], [None, None, ("img-7", "b", 0.2)], accept=False)
 
@@ -36,11 +36,15 @@ def test_every_door_has_the_verdict_of_the_table(tmp_path: Path) -> None:
     for verdicts in (view.verdicts, view.per_verdicts, list(scores.verdict().values())):
         assert [v.kind for v in verdicts] == ["stands-out", "foreign", "copy"]
     assert view.verdicts[1].groups == ()
-    assert str(scores["noise"]).splitlines()[1].startswith("  this model does not make such pictures")
+    assert str(scores["noise"]).startswith("noise: this model does not make such pictures")
+    assert len(str(scores["noise"]).splitlines()) == 1  # and no group is named
+    assert scores["noise"].to_json()["groups"] == []
     for name, kind in (("noise", "foreign"), ("near", "copy")):
         one = one_picture(scores, name)
         told = to_json(Snapshot("upload", None, one, (1, 1), 12), MethodView(one, [5, 5], ""))
         assert told["verdict"]["kind"] == kind
+        assert bool(told["groups"]) == (kind != "foreign")
+        assert len(to_csv(told).splitlines()) == 1 + len(told["groups"])
         assert told["origin"] == scores[name].origin.to_json()
     assert to_json(Snapshot("upload", None, one_picture(make_scores(None)), (1, 1), 12), view)["origin"] is None
 

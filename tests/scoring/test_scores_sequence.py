@@ -1,6 +1,7 @@
 """Scores as a sequence of pictures, and how they are shown."""
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -48,7 +49,8 @@ def test_top_and_verdict(scores: Scores) -> None:
     assert [g.group for g in scores["y"].top()] == ["<b>"]
     assert {q: top[0].group for q, top in scores.top(1).items()} == {"x": "a", "y": "<b>", "z": "a"}
     assert {q: v.kind for q, v in scores.verdict().items()} == {"x": "stands-out", "y": "nothing", "z": "nothing"}
-    assert scores["x"].verdict(floor=9.0).kind == "nothing"
+    above = replace(scores, floor=9.0)
+    assert above["x"].verdict().kind == above[:1].verdict()["x"].kind == "nothing"
     assert "group a stands out" in scores["x"].verdict().text
 
 

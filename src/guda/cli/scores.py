@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +53,7 @@ def score(
     from guda.methods.terms import load_queries
     from guda.run.run import Run
     from guda.scoring import origin
-    from guda.scoring.reading import direction_text
+    from guda.scoring.reading import LABELS, direction_text
 
     folder = steps.override(Run.open(run), scoring=changes, groups=groups, methods=method, settings=settings)
     methods = method or steps.scorable_methods(folder)
@@ -63,7 +64,7 @@ def score(
     chosen = steps.choose_or_add_queries(folder, queries, name)
     results = steps.score(folder, chosen, methods, engine, stop, band, screen)
     nulls = {m: steps.placebo_null(folder, chosen, m, variant) for m in results}
-    lines, notes = [], {}
+    lines, notes, kinds = [], {}, {}
     for found in results.values():
         lines.append(f"{found.method} ({found.unit}; {found.sign}; {found.estimand})")
         above = steps.upper_levels(folder, chosen, found.method, variant)
@@ -82,10 +83,14 @@ def score(
             levels = ["   ".join(str(g) for g in s[query].top(top)) for s in (*above, found)]
             first = found[query].top()[0]
             levels[-1] += f"   ({way})" if (way := direction_text(first.group, first.direction)) else ""
-            lines.append(f"  {query}: " + f"\n  {' ' * len(query)}  > ".join(levels))
+            answer = "" if said.kind == "unmeasured" else f"{said.headline}: "
+            lines.append(f"  {query}: {answer}" + f"\n  {' ' * len(query)}  > ".join(levels))
         if len(found.queries) > len(shown):
             more = steps.scores_path(folder, chosen, found.method, variant)
             lines.append(f"  ... {len(found.queries) - len(shown)} more in {more}")
+        kinds[found.method] = Counter(v.kind for v in found.verdict().values())
+        told = "; ".join(f"{LABELS[kind]}: {n}" for kind, n in kinds[found.method].most_common())
+        lines.append(f"  {len(found.queries)} pictures. {told}")
         if null := nulls[found.method]:
             clear = int(null.clears(found).sum())
             lines.append(f"  {null.sentence(found.unit)};")
@@ -93,15 +98,15 @@ def score(
         notes[found.method] = found.compared or steps.calibration_note(folder, found.method, band)
         lines.append(f"  {notes[found.method]}")
     come = next(iter(results.values())).origins
-    told = origin.summary(load_queries(folder, chosen).ids, come)
-    lines += origin.sentences(told, len(come or ()))
-    if come is not None and not told["asked"]:
+    summary = origin.summary(load_queries(folder, chosen).ids, come)
+    lines += origin.sentences(summary, len(come or ()))
+    if come is not None and not summary["asked"]:
         lines.append(f"Not asked whether the model makes such pictures: {why_unknown(folder)}")
     warnings = steps.warnings(folder, methods)
     lines += [f"Warning: {line}" for line in warnings]
     value = {
         "queries": chosen,
-        "origins": None if come is None else told,
+        "origins": None if come is None else summary,
         "warnings": warnings,
         "scores": {
             m: {
@@ -109,6 +114,7 @@ def score(
                 "unit": s.unit,
                 "estimand": s.estimand,
                 "validation": notes[m],
+                "verdicts": dict(kinds[m]),
                 "placebo": null.to_json(s) if (null := nulls[m]) else None,
                 "answers": {picture.query: picture.to_json() for picture in s},
             }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -48,8 +48,10 @@ class MethodView:
     """One method's scores, ready to be drawn."""
 
     def __init__(self, scores: Scores, sizes: Sequence[int], about: str, null: Null | None = None) -> None:
-        self.scores, self.sizes, self.about = scores, np.asarray(sizes, np.float64), about
         self.null = None if null is None else null.quantile()  # what 95 % of placebo scores are below
+        # a picture of another set has the placebos of this one
+        self.scores = scores if self.null is None else replace(scores, floor=self.null)
+        self.sizes, self.about = np.asarray(sizes, np.float64), about
         self.id, self.unit, self.estimand = scores.method, scores.unit, scores.estimand
         self.reading = scores.reading
         measured_intervals = scores.lo is not None and scores.hi is not None and bool(np.isfinite(scores.lo).any())
@@ -100,8 +102,7 @@ class MethodView:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        floor = 0.0 if self.null is None else self.null
-        return [self.scores[query].verdict(floor) for query in self.scores.queries]
+        return [picture.verdict() for picture in self.scores]
 
     @cached_property
     def per_verdicts(self) -> list[Verdict]:
@@ -140,21 +141,25 @@ class MethodView:
     @property
     def odds_label(self) -> str:
         """The label of a picture's most probable groups. A calibrated set says what retraining would; else the
-        probability is of the noise of scoring, unless the spread over trainings is known."""
+        probability is over trainings, whose spread must be known: by the noise of scoring alone nearly every picture
+        would be sure, and retraining disagrees with such claims."""
         if self.scores.answer is not None:
             return tr("retraining puts one of these groups first (95 % of pictures)")
-        if self.scores.stderr_training is not None:
-            return tr("probability of being first, over trainings")
-        return tr("probability of being first, given these models")
+        return tr("probability of being first, over trainings")
+
+    @property
+    def tells_odds(self) -> bool:
+        found = self.scores
+        return found.answer is None and found.p_first is not None and found.stderr_training is not None
 
     def odds(self, q: int) -> list[tuple[int, float | None]]:
         """(group, probability of being first) of those that may well be, most probable first; of a calibrated answer
         set its groups, best first, without probabilities."""
         if self.scores.answer is not None:
             return [(int(g), None) for g in self.order[q] if self.scores.answer[q, g]]
-        if self.scores.p_first is None:
+        if not self.tells_odds:
             return []
-        p = self.scores.p_first[q]
+        p = np.asarray(self.scores.p_first)[q]
         return [(int(g), float(p[g])) for g in np.argsort(-p, kind="stable") if p[g] >= LEAST]
 
     def named_odds(self, q: int) -> list[tuple[str, str]]:
@@ -207,7 +212,7 @@ class MethodView:
             unit, size = tr("per {n} images", n=f"{PER:,}"), tr("group of {n}", n=f"{int(self.sizes[g]):,}")
             more = f"; {per} {unit} ({size})"
         cell = self.scores.cell(q, g)
-        if cell.p_first is not None and self.scores.answer is None:  # a calibrated set says it instead
+        if cell.p_first is not None and self.tells_odds:  # a calibrated set says it instead
             more += "; " + tr("first with probability {p}", p=probability(cell.p_first))
         if cell.predicted_lo is not None and cell.predicted_hi is not None:
             between = interval(cell.predicted_lo, cell.predicted_hi, self.digits)
@@ -260,7 +265,7 @@ class MethodView:
             "directions": None if self.scores.elbo is None else
             [self.direction(q) for q in range(len(self.scores.queries))],
             "null": self.null, "above": None if self.above is None else self.above.tolist(),
-            "odds": None if self.scores.p_first is None and self.scores.answer is None else
+            "odds": None if self.scores.answer is None and not self.tells_odds else
             [[[g, None if p is None else float(f"{p:.3g}")] for g, p in self.odds(q)]
              for q in range(len(self.scores.queries))],
             "oddsLabel": self.odds_label, "answers": ANSWERS if self.scores.answer is not None else 0,

@@ -288,7 +288,7 @@ class Exhibit:
             "drawn": evidence.drawn, "psnr": None if np.isinf(evidence.drawn.psnr) else round(evidence.drawn.psnr, 1),
             "steps": STEPS, "levels": ", ".join(f"{100 * f:.0f} %" for f in LEVELS),
             "rows": [self._row(g, scale) for g in shown], "left_out": len(order) - len(shown),
-            "zero": scale.at(0.0), "has_p": view.scores.p_first is not None, "ticks": scale.ticks(),
+            "zero": scale.at(0.0), "has_p": view.tells_odds, "ticks": scale.ticks(),
             "nearest": [
                 {"space": n.space, "images": [
                     {"id": data.ids[i], "distance": plain(float(d), 3), "image": images[f"nearest-{space}-{j + 1}"]}
@@ -313,7 +313,7 @@ class Exhibit:
         cell = self.view.scores.cell(self.q, g)
         score, interval = measured(cell.score, cell.lo, cell.hi, self.view.digits)
         low, high = sorted((scale.at(0.0), scale.at(cell.score)))
-        p = None if cell.p_first is None else probability(cell.p_first)
+        p = None if cell.p_first is None or not self.view.tells_odds else probability(cell.p_first)
         return {
             "rank": cell.rank, "group": cell.group, "score": score, "interval": interval.strip(), "p": p,
             "nats": _nats(self.nats[cell.group], self.evidence.map.whole.signed),

@@ -77,24 +77,27 @@ class QueryScores:
     digits: int = 1  # decimals of scores that have no interval, which would tell
     origin: Origin = UNKNOWN  # whether the model makes such pictures, and whether it is a copy
     validation: str = ""  # how answers like this one were compared with retraining; empty: they were not
+    floor: float = 0.0  # what 95 % of placebo scores are below; 0: no placebos were scored
 
     def top(self, n: int = 1) -> tuple[GroupScore, ...]:
         return self.ranked[:n]
 
-    def verdict(self, floor: float = 0.0) -> Verdict:
-        """Whether one group stands out, in words; scores must be above `floor` to count."""
-        return verdict(self.ranked, self.digits, floor, self.origin, self.validation)
+    def verdict(self) -> Verdict:
+        """Whether one group stands out, in words."""
+        return verdict(self.ranked, self.digits, self.floor, self.origin, self.validation)
 
     def to_json(self) -> dict[str, Any]:
-        """The answer and every group, best first, as plain JSON; what is not known is left out."""
+        """The answer and every group, best first, as plain JSON; what is not known is left out. A foreign picture
+        has no attribution, and no groups."""
         verdict = self.verdict()
         cells = [{f.name: getattr(g, f.name) for f in fields(g) if f.name not in ("unit", "sign")} for g in self.ranked]
-        groups = [{name: v for name, v in cell.items() if v is not None} for cell in cells]
+        groups = [{name: v for name, v in cell.items() if v is not None} for cell in cells if verdict.kind != "foreign"]
         return {"verdict": verdict.kind, "text": verdict.text, "groups": groups}
 
     def __str__(self) -> str:
-        notes = [f"  {self.verdict().text}"] if self.origin.foreign or self.origin.copy_of is not None else []
-        return "\n".join([self.query, *notes, *(f"  {g}" for g in self.ranked)])
+        verdict = self.verdict()
+        groups = () if verdict.kind == "foreign" else self.ranked
+        return "\n".join([f"{self.query}: {verdict.text}", *(f"  {g}" for g in groups)])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -134,6 +137,7 @@ class Scores:
     answer: np.ndarray | None = None  # [Q, G] 1 or 0: the calibrated answer set of the picture
     origins: tuple[Origin, ...] | None = None  # of each picture: foreign, a copy, or neither; None: not checked
     validation: str = ""  # how answers by this method were compared with retraining; empty: they were not
+    floor: float = 0.0  # scores must be above it to stand out: what 95 % of placebo scores are below; 0: no placebos
 
     def __post_init__(self) -> None:
         if self.score.shape != (len(self.queries), len(self.groups)):
@@ -209,7 +213,7 @@ class Scores:
         q = self._place[at] if isinstance(at, str) else range(len(self))[at]
         ranked = sorted((self.cell(q, g) for g in range(len(self.groups))), key=lambda i: i.rank)
         origin = UNKNOWN if self.origins is None else self.origins[q]
-        return QueryScores(self.queries[q], tuple(ranked), self._digits, origin, self.compared)
+        return QueryScores(self.queries[q], tuple(ranked), self._digits, origin, self.compared, self.floor)
 
     @cached_property
     def _digits(self) -> int:
@@ -245,9 +249,9 @@ class Scores:
         """The first `n` groups of every picture, by the picture's id."""
         return {picture.query: picture.top(n) for picture in self}
 
-    def verdict(self, floor: float = 0.0) -> dict[str, Verdict]:
+    def verdict(self) -> dict[str, Verdict]:
         """For every picture id, whether one group stands out."""
-        return {picture.query: picture.verdict(floor) for picture in self}
+        return {picture.query: picture.verdict() for picture in self}
 
     def __repr__(self) -> str:
         size = f"{len(self)} pictures x {len(self.groups)} groups"
@@ -307,6 +311,8 @@ class Scores:
         about = {"estimand": self.estimand, "sign": self.sign, "level": "0.95"}
         if self.validation:
             about["validation"] = self.validation
+        if self.floor:
+            about["floor"] = repr(self.floor)
         return pa.table(columns).replace_schema_metadata(about)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -370,5 +376,5 @@ class Scores:
             array("hi"), array("rank_lo"), array("rank_hi"), array("p_first"), ranks.astype(np.int64),
             about.get(b"sign", SIGN.encode()).decode(), array("elbo"), array("elbo_stderr"),
             **{name: array(name) for name in TRAINING_COLUMNS}, origins=read_origins(columns, len(groups)),
-            validation=about.get(b"validation", b"").decode(),
+            validation=about.get(b"validation", b"").decode(), floor=float(about.get(b"floor", b"0")),
         )  # fmt: skip

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from guda.data.folder import group_paths, image_files
 from guda.data.queries import Queries, file_ids
 from guda.errors import GudaError, choices, suggestion
-from guda.evaluation.sanity import MethodSanity, Sanity, measure
+from guda.evaluation.sanity import Sanity, measure
 from guda.files import read_json, write_json
 from guda.run.data import load_data, scored_groups
 from guda.run.run import HELDOUT, Run
 from guda.scoring.scores import Scores
 from guda.steps.fit import Engine, check_fitted, fitted_methods
 from guda.steps.queries import keep_queries
-from guda.steps.score import placebo_null, score, scored_methods, scores_folder, scores_path
+from guda.steps.score import score, scored_methods, scores_folder, scores_path
 
 FILE = "sanity.json"
 
@@ -49,15 +49,10 @@ def sanity(
     whole = Sanity(
         queries=chosen, estimand=next((s.estimand for s in every.values() if s.reading.models), "no estimand"),
         pictures={g: pictures[g] for g in scored_groups(run) if pictures[g]},
-        methods={m: _measured(run, chosen, scores, known) for m, scores in every.items()},
+        methods={m: measure(scores, known, scores.verdict()) for m, scores in every.items()},
     )  # fmt: skip
     write_json(scores_folder(run, chosen) / FILE, whole.model_dump(mode="json"))
     return whole.model_copy(update={"methods": {m: whole.methods[m] for m in asked if m in whole.methods}})
-
-
-def _measured(run: Run, queries: str, scores: Scores, known: dict[str, tuple[str, ...]]) -> MethodSanity:
-    null = placebo_null(run, queries, scores.method)
-    return measure(scores, known, scores.verdict(0.0 if null is None else null.quantile()))
 
 
 def known_groups(run: Run, root: Path) -> dict[str, tuple[str, ...]]:

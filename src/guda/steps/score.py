@@ -21,8 +21,8 @@ from guda.methods.terms import load_queries
 from guda.run.data import load_data, scored_groups
 from guda.run.models import load_model, run_schedule
 from guda.run.plan import halve_block, pilot_tasks, probe
-from guda.run.run import Run
-from guda.run.samples import average_name, collect_samples, sample_tasks
+from guda.run.run import UPLOAD, Run
+from guda.run.samples import average_name, collect_samples, sample_tasks, set_name
 from guda.run.task import Task, pending
 from guda.scoring.bands import Bands, by_band, default_edges
 from guda.scoring.plan import OutOfMemory
@@ -80,7 +80,7 @@ def _race(
     name: str | None,
 ) -> Scores:  # fmt: skip
     scores = run_race(found, queries, rule, lambda tasks, title: engine(run, tasks, title), screened)
-    scores = replace(scores, origins=origins(run, queries))
+    scores = replace(scores, origins=origins(run, queries), floor=_floor(run, found, queries))
     scores.write(scores_path(run, queries.name, found.method_id, name))
     return scores
 
@@ -89,8 +89,8 @@ def _descend(run: Run, queries: Queries, found: ElboMethod, rule: StopRule, scre
     """The last level where all scores of this kind are, the levels above it in folders of their own beside it."""
     name = variant(run, rule.name, None, screen=screen.name)
     levels = descend(found, queries, rule, screen.keep, lambda tasks, title: engine(run, tasks, title))
-    come = origins(run, queries)
-    *above, last = [replace(scores, origins=come) for scores in levels]
+    come, floor = origins(run, queries), _floor(run, found, queries)
+    *above, last = [replace(scores, origins=come, floor=floor) for scores in levels]
     for path in reversed(_level_paths(run, queries.name, found.method_id, name)):
         run.remove(path)  # of other groups that were asked about: perhaps there were more levels above those
     for depth, scores in enumerate(above, start=1):
@@ -190,11 +190,11 @@ def watch(run: Run, name: str, method: str, engine: Engine, stop: str) -> Iterat
 
     def raced() -> Iterator[tuple[Scores, RaceResult]]:
         ask_origins(run, queries, engine)
-        come = origins(run, queries)
+        come, floor = origins(run, queries), _floor(run, found, queries)
         for scores, result in iter_rounds(found, queries, rule, lambda tasks, title: engine(run, tasks, title)):
-            told = replace(scores, origins=come)
-            yield told, result
-        told.write(scores_path(run, name, method, rule.name))
+            latest = replace(scores, origins=come, floor=floor)
+            yield latest, result
+        latest.write(scores_path(run, name, method, rule.name))
 
     yield from _prepared(run, [found], engine, raced)
 
@@ -204,11 +204,13 @@ def publish(run: Run, queries: Queries, found: Method, bands: Bands | None = Non
     several = found.all_scores(queries, bands)
     come = origins(run, queries)
     several = {name: replace(scores, origins=come) for name, scores in several.items()}
+    _publish_placebos(run, queries, found, bands)
+    if null := placebo_null(run, queries.name, found.method_id, bands.slug if bands else None):
+        several[found.method_id] = replace(several[found.method_id], floor=null.quantile())
     if bands is None:  # what is calibrated counts all timesteps
         several[found.method_id] = calibrated(run, found, several[found.method_id])
     for name, scores in several.items():
         scores.write(scores_path(run, queries.name, name, bands.slug if bands else None))
-    _publish_placebos(run, queries, found, bands)
     return several
 
 
@@ -233,6 +235,22 @@ def placebo_null(run: Run, queries: str, method: str, variant: str | None = None
             "scores-other-queries", f"{path} is of other pictures; run: guda score {run.root} --queries {queries}"
         )
     return Null(scores, placebo_size(load_data(run).groups, scored_groups(run)))
+
+
+def placebo_set(run: Run, method: str, queries: str | None = None) -> str | None:
+    """The query set with placebo scores of the method: `queries` itself, else the recipe's, else any but uploads."""
+    likely = [name for name in (queries, set_name(run, run.recipe.queries)) if name is not None]
+    for name in [*likely, *(s for s in run.query_sets() if not s.startswith(UPLOAD))]:
+        if scores_path(run, name, method + PLACEBO).is_file():
+            return name
+    return None
+
+
+def _floor(run: Run, found: Method, queries: Queries) -> float:
+    """Of a race, which scores no placebos itself: the line of those that were scored with all rounds."""
+    name = placebo_set(run, found.method_id, queries.name)
+    null = None if name is None else placebo_null(run, name, found.method_id)
+    return 0.0 if null is None else null.quantile()
 
 
 def variant(

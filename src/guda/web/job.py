@@ -102,6 +102,7 @@ def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
                 "rounds": int(rounds[place[g.group]]), "left_early": bool(left[place[g.group]]),
             }
             for g in scores[snapshot.picture].ranked
+            if verdict.kind != "foreign"  # it has no attribution
         ],
     }  # fmt: skip
 
@@ -109,8 +110,9 @@ def to_json(snapshot: Snapshot, view: MethodView) -> dict[str, Any]:
 def to_csv(value: dict[str, Any]) -> str:
     """The groups of `to_json`, one line each, with what they are groups of."""
     about = ("result", "picture", "method", "rule", "unit")
-    rows = [{key: value[key] for key in about} | group for group in value["groups"]]
-    return csv_text([list(rows[0]), *(row.values() for row in rows)])
+    columns = ("group", "rank", "score", "lo", "hi", "rounds", "left_early")
+    rows = [[value[a] for a in about] + [group[c] for c in columns] for group in value["groups"]]
+    return csv_text([[*about, *columns], *rows])
 
 
 class Job:

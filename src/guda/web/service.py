@@ -276,14 +276,7 @@ class Service:
         return Snapshot(queries, rule, scores, networks, run_plan(run).evals_per_round, final, prompt)
 
     def floor_set(self, method: str, queries: str | None = None) -> str | None:
-        """The query set with placebo scores: `queries` itself, else the recipe's, else any. Uploads have none."""
-        run = self.run
-        own = set_name(run, run.recipe.queries)
-        likely = [name for name in (queries, own) if name is not None]
-        for name in [*likely, *(s for s in run.query_sets() if not s.startswith(UPLOAD))]:
-            if steps.scores_path(run, name, method + PLACEBO).is_file():
-                return name
-        return None
+        return steps.placebo_set(self.run, method, queries)
 
     def floor(self, method: str, queries: str | None = None) -> Null | None:
         """What placebo groups score with this method on `floor_set`."""
