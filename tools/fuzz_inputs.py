@@ -298,6 +298,9 @@ ON_A_RUN: tuple[list[str], ...] = (
     ["bank", "verify", "run"], ["bank", "export", "run", "exported", "-g", "circles", "-m", "retrack"],
     ["figure", "run", "ranking"], ["sanity", "run", "--heldout", "art", "-m", "similarity-pixel"],
     ["init", "run", "--recipe", "recipe.yaml"], ["plan", "run", "--cluster", "10"],
+    ["shares", "run"], ["shares", "run", "--by", "subsets", "--json"], ["without", "run", "--groups", "circles"],
+    ["without", "run", "--groups", "circles", "--by", "subsets", "--json"], ["score", "run", "-m", "datamodel"],
+    ["score", "run", "-m", "retrack", "--stop", "budget=200", "--screen", "posterior:2"],
 )  # fmt: skip
 
 
@@ -348,6 +351,8 @@ CALLS: dict[str, list[str] | None] = {
     "plan": ["plan", "run"], "report": ["report", "run"], "status": ["status", "run"], "methods": ["methods"],
     "figure": ["figure", "run", "ranking"], "tune": ["tune", "run", "-m", "retrack", "--trials", "1", "-n", "2",
                                                       "--search", "steps=1|2", "--groups", "2"],
+    "shares": ["shares", "run", "--no-pool"], "without": ["without", "run", "--groups", "circles", "--draw", "0"],
+    "distil": ["distil", "run", "--set", "pictures=8"],
     "pairs": ["pairs", "run"], "ablate": ["ablate", "run", "lambda"],
     "reproduce": ["reproduce", "digits", "--plan"], "bank": ["bank", "ls", "run"],
     "prompts": ["prompts", "show", "run"], "demo": None, "serve": None,

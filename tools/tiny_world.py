@@ -25,6 +25,8 @@ RECIPE: dict[str, Any] = {
         "logo": {"seeds": [1, 2]},
         "retrack": {"steps": 3, "batch_forget": 4, "batch_retain": 4, "window": [0.1, 1.0]},
         "similarity-pixel": {},
+        "posterior": {"components": 1},
+        "subsets": {"models": 8},
     },
     "queries": {"n": 6, "steps": 3},
     "scoring": {"strata": 4, "rounds": 2, "block": 8, "shard": 3, "reference": 2},
@@ -91,12 +93,15 @@ def write_inputs(root: Path) -> None:
 # what makes a finished run of an initialised one, in order; every command the kills disturb is here
 VERBS: dict[str, list[str]] = {
     "train": ["train"],
-    "fit": ["fit", "-m", "retrack", "-m", "similarity-pixel", "-m", "logo"],
+    "fit": ["fit", "-m", "retrack", "-m", "similarity-pixel", "-m", "logo", "-m", "posterior", "-m", "subsets"],
     "sample": ["sample"],
     "score": ["score"],
     "race": ["score", "--stop", "budget=200", "-m", "retrack"],
     "calibrate": ["calibrate", "-m", "retrack", "-n", "4"],
     "evaluate": ["evaluate"],
+    "shares": ["shares", "--no-pool"],
+    "halves": ["shares", "--by", "subsets", "--no-pool"],
+    "without": ["without", "--groups", "circles", "--draw", "1"],
     "report": ["report"],
 }
 

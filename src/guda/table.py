@@ -275,6 +275,11 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
     return out.getvalue()
 
 
+def csv_cell(text: str) -> str:
+    """A text as it was before `csv_text`; one that really begins with an apostrophe and a formula loses the former."""
+    return text[1:] if text.startswith("'") and FORMULA.match(text[1:]) else text
+
+
 def _text(cell: Cell) -> str:
     return MISSING if cell is None else cell if isinstance(cell, str) else cell.text
 

@@ -121,6 +121,22 @@ def test_the_pipeline_ends_in_the_bytes_of_one_process_whatever_is_lost(tmp_path
     assert idle.ran == []
 
 
+def test_subset_models_shares_and_losses_are_those_of_one_process(tmp_path: Path, pool: RayWorkers) -> None:
+    recipe = tinyrun.tiny(tinyrun.digits_folder(), methods={"posterior": {"components": 1}, "subsets": {"models": 8}})
+    made: list[dict[str, bytes]] = []
+    for engine in (tinyrun.Inline(), engine_of(pool, [])):
+        run = steps.init(tmp_path / str(len(made)), recipe)
+        steps.fit(run, ["posterior", "subsets"], engine)
+        name = steps.sample(run, engine)
+        for by in ("posterior", "subsets"):
+            steps.shares(run, name, steps.ShareOptions(engine=by, pool=False), engine)
+        steps.without(run, name, ["0"], "subsets", None, engine)
+        files = (p for part in ("shares", "without") for p in run.path(part).rglob("*.json"))
+        made.append(tinyrun.exact(run.root) | {p.relative_to(run.root).as_posix(): p.read_bytes() for p in files})
+    assert any(name.startswith("shares/") for name in made[0])
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_a_killed_worker_s_task_is_run_again_unless_it_was_done(run: Run, pool: RayWorkers, after: bool) -> None:
     dying = task("x", "raytasks:die_first", name="x", after=after)

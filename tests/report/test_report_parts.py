@@ -69,7 +69,7 @@ def test_what_scoring_alone_is_sure_of_is_not_told_as_a_probability(tmp_path):
     replace(Scores.read(path), stderr_training=None).write(path)
     html = render(run, SET)
     assert html.count('<p class="odds" hidden>') == 2
-    assert "first with probability" not in html
+    assert "; first with probability" not in html
     assert {m["id"]: m["odds"] for m in embedded(html)["methods"]}["retrack"] is None
 
 

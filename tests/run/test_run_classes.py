@@ -121,7 +121,9 @@ def test_groups_within_classes(tmp_path: Path) -> None:
         assert scores.groups == ("writer-0", "writer-1"), method
         assert np.isfinite(scores.score).all()
     assert prompted_groups(run, load_queries(run, name)) is None  # a class is of both writers
-    assert {"retrack", "shift", "posterior", "continuation"} <= set(steps.applicable(run))
+    told = set(steps.applicable(run))
+    assert {"retrack", "shift", "posterior", "continuation", "dtrak", "similarity-pixel"} <= told
+    assert not {"logo", "subsets", "anchors-uniform", "blend", "prompt"} & told  # blend: there are no retrainings
     steps.change_scoring(run, estimand="path", excess=True)
     assert np.isfinite(steps.score(run, name, ["posterior", "hybrid"], Inline())["hybrid"].score).all()
     with refused("operator-model-unsupported"):

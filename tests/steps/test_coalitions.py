@@ -17,6 +17,7 @@ from tinyrun import GROUPS, SET, Inline, copy_run, digits_folder, finished_root,
 
 from guda import steps
 from guda.evaluation.shares import SharesFile
+from guda.methods.base import get_method
 from guda.methods.terms import load_queries
 from guda.report.shares import coalition_sections, draw_opt_out
 from guda.run.run import Run
@@ -208,6 +209,18 @@ def test_from_the_command_line(run: Run) -> None:
     done = guda("without", run.root, "--groups", "0,1", "--json", "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["groups"] == ["0", "1"]
+
+
+def test_everything_up_to_the_report_trains_halves_and_scores_the_others(tmp_path: Path) -> None:
+    recipe = tiny(
+        digits_folder(),
+        methods={"retrack": {"steps": 3, "batch_forget": 8, "batch_retain": 8}, "subsets": {"models": 4}},
+        queries={"n": 4},
+    )
+    run = steps.init(tmp_path / "all", recipe)
+    name, _ = steps.run_all(run, Inline())
+    assert steps.scored_methods(run, name) == ["retrack"]
+    assert get_method(run, "subsets").fitted()
 
 
 def test_nothing_is_the_pretrained_start_where_there_is_one(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ from guda.web.results import (
     leaderboard,
     open_result,
     others,
-    pictures,
     results,
     runs_table,
     set_gallery,
@@ -326,7 +325,7 @@ def test_a_link_opens_what_it_stands_under(service: Service, tmp_path: Path) -> 
     """A set scored in full and raced later: the older result keeps its own address."""
     list(service.answer(SET, "budget=200"))
     assert find(service.run, SET, "retrack").rule == "budget=200"  # the newest
-    ids = pictures(service.run, SET)
+    ids = service.run.query_ids(SET)
     for rule in (None, "budget=200"):
         shot = open_result(service, SET, "retrack", rule or "full", ids[1])
         asked = {k: v[0] for k, v in parse_qs(answer.link(shot).partition("?")[2]).items()}
@@ -343,7 +342,7 @@ def test_how_groups_leave_is_told_by_the_rule(service: Service) -> None:
     assert "clearly behind" not in html
     list(service.answer(SET, "top1@0.95"))
     pages = [answer.answer(service, open_result(service, SET, "retrack", "top1@0.95", p))[0]
-             for p in pictures(service.run, SET)]  # fmt: skip
+             for p in service.run.query_ids(SET)]  # fmt: skip
     assert not any("lower half" in page for page in pages)
 
 
@@ -399,7 +398,7 @@ def test_the_gallery_and_what_an_answer_can_be_compared_with(service: Service, t
     assert [t["value"] for t in tiles if t["verdict"] is None][:1] == ["12 pictures"]  # a set is one tile
     tiles, pages = set_gallery(service, SET, "retrack", "full", 1)
     assert (len(tiles), pages) == (12, 1)
-    known = others(service, open_result(service, SET, "retrack", "full", pictures(service.run, SET)[3]))
+    known = others(service, open_result(service, SET, "retrack", "full", service.run.query_ids(SET)[3]))
     assert {n for _, n in known["methods"]} >= {"logo", "similarity-pixel"}
     assert len(known["pictures"]) == 6
     for href, _ in known["methods"]:
@@ -408,7 +407,7 @@ def test_the_gallery_and_what_an_answer_can_be_compared_with(service: Service, t
 
 
 def test_evidence_is_gathered_once_and_shown(service: Service) -> None:
-    shot = open_result(service, SET, "retrack", "full", pictures(service.run, SET)[5])
+    shot = open_result(service, SET, "retrack", "full", service.run.query_ids(SET)[5])
     assert 'id="gather"' in evidence_section(service, shot)
     service.on_worker(lambda: gather(service, shot)).result(600)
     html = evidence_section(service, shot)

@@ -104,8 +104,8 @@ class Logo(ElboMethod):
         if self.own_seed in self.config.seeds:
             raise GudaError(
                 "logo-seed-is-training",
-                f"methods.logo.seeds contains {self.own_seed}, the training.seed of the model under study, which is no "
-                "independent retraining; choose other seeds, e.g. [1, 2]",
+                f"methods.logo.seeds contains {self.own_seed}, the training.seed of the model under study, which is not "
+                "an independent retraining; choose other seeds, e.g. [1, 2]",
             )
 
     def independent_seeds(self) -> tuple[int, ...]:

@@ -7,8 +7,6 @@ pictures: the same run gives the same bytes, with no date and no path of this ma
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import platform
 from collections.abc import Sequence
@@ -38,7 +36,7 @@ from guda.scoring.bars import Scale
 from guda.scoring.reading import LABELS, LOG_UNIT, direction_text
 from guda.scoring.scorer import shard_name
 from guda.steps.evidence import Evidence
-from guda.table import measured, plain, probability
+from guda.table import csv_text, measured, plain, probability
 
 SCHEMA = "guda-exhibit/1"
 
@@ -352,11 +350,7 @@ def _json(value: Any) -> bytes:
 
 def _csv(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> bytes:
     """Floats in full: what is read back has the same bits."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([[repr(v) if isinstance(v, float) else v for v in row] for row in rows])
-    return text.getvalue().encode()
+    return csv_text([columns, *rows]).encode()
 
 
 def _uri(data: bytes) -> str:

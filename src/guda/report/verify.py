@@ -33,6 +33,7 @@ from guda.run.data import load_data
 from guda.run.models import load_model, model_digest
 from guda.run.run import Run
 from guda.scoring.scorer import shard_name
+from guda.table import csv_cell
 
 TERMS = 20  # recomputed at least
 
@@ -116,7 +117,7 @@ def _read_terms(path: Path, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
         rows = list(csv.DictReader(io.StringIO(files["terms.csv"].decode())))
         whole, texts = ("set", "round", "stratum", "t"), ("group", "kind")
         terms: list[dict[str, Any]] = [
-            {k: row[k] if k in texts else int(row[k]) if k in whole else float(row[k]) for k in TERM_COLUMNS}
+            {k: csv_cell(row[k]) if k in texts else int(row[k]) if k in whole else float(row[k]) for k in TERM_COLUMNS}
             for row in rows
         ]
         if not terms or not all(math.isfinite(r["weight"] * r["share"] * r["square"]) for r in terms):

@@ -319,6 +319,14 @@ class Run:
         found = (p.parent.name for p in self.path("queries").glob("[!.]*/index.json"))
         return sorted(name for name in found if not REFERENCE.fullmatch(name))
 
+    def query_ids(self, queries: str) -> list[str]:
+        """Of a set's pictures, without reading the pictures."""
+        path = self.path("queries", queries, "index.json")
+        index = read_json(path)
+        if not isinstance(index, dict) or not isinstance(index.get("ids"), list):
+            raise GudaError("stored-index-invalid", f"{path} is not an index of stored queries; save the queries again")
+        return [str(i) for i in index["ids"]]
+
     def sweep(self, older_than: float = DAY) -> None:
         """Remove temporary files of killed processes; those of other machines once `older_than` seconds old."""
         sweep(self.root, older_than)

@@ -49,9 +49,6 @@ def run_status(run: Run, listing: dict[str, Any]) -> dict[str, Any]:
         ordered = dict.fromkeys([*run.recipe.methods, *sorted(found)])
         return [m for m in ordered if m in found and m in listing["ranked"]]
 
-    def pictures(queries: str) -> int:
-        return len(read_json(run.path("queries", queries, "index.json"))["ids"])
-
     name, tasks = listing["model"]
     running = [r for p in sorted(run.path("progress").glob("[!.]*.json")) if (r := read_progress(p)) is not None]
     return {
@@ -62,7 +59,7 @@ def run_status(run: Run, listing: dict[str, Any]) -> dict[str, Any]:
         "groups": listing["groups"],
         "model": {"name": name, "ready": done(tasks) == len(tasks)},
         "methods": {m: {"fitted": done(files), "of": len(files)} for m, files in listing["methods"].items()},
-        "queries": {s: {"n": pictures(s), "scored": scored(s)} for s in run.query_sets()},
+        "queries": {s: {"n": len(run.query_ids(s)), "scored": scored(s)} for s in run.query_sets()},
         "running": [f"{r['done']}/{r['total']}" for r in running],
         "evaluated": run.has("evaluation.json"),
         "report": str(run.path("report.html")) if run.has("report.html") else None,

@@ -149,7 +149,7 @@ def moments(
     scoring, between = _of_differences(cov + extra), _of_differences(spread)
     with np.errstate(divide="ignore", invalid="ignore"):
         both = (scoring + between) ** 2 / (scoring**2 / df + between**2 / few)
-    return Moments(mean.sum(axis=-1), cov + extra + spread, np.where(scoring + between > 0, both, df))
+    return Moments(mean.sum(axis=-1), cov + extra + spread, np.where(scoring + between > 0, np.maximum(both, 1.0), df))
 
 
 def _of_differences(cov: np.ndarray) -> np.ndarray:

@@ -227,7 +227,7 @@ def _seeds(oracle: Method) -> tuple[list[int], list[str]]:
     if len(own) == len(every):
         return every, []
     shared = next(s for s in every if s not in own)
-    why = f"LOGO seed {shared} is the training seed of the model under study, which is no independent retraining"
+    why = f"LOGO seed {shared} is the training seed of the model under study, which is not an independent retraining"
     if not own:
         return every, [f"{why}: figures against it flatter."]
     return own, [f"{why}: it is left out."]
@@ -296,7 +296,9 @@ def _checked(run: Run, name: str) -> tuple[Queries, Method, list[Method]]:
         oracle = run_oracle(run)  # says why not
     if config.reference is not None and config.reference not in METHODS:
         known = ", ".join(METHODS)
-        raise GudaError("method-unknown", f"evaluation.reference = {config.reference!r} is no method; known: {known}")
+        raise GudaError(
+            "method-unknown", f"evaluation.reference = {config.reference!r} is not a method; known: {known}"
+        )
     queries = load_queries(run, name)
     names = scored_methods(run, name)
     if run.changes:  # what the recipe's settings have scored may be there by these as well
@@ -359,7 +361,7 @@ def run_all(
     judged = asked.against in names
     if asked.calibration and judged:
         calibrate(run, engine, [m.method_id for m in found if m.ranks_groups and not m.oracle], asked.calibration)
-    score(run, name, names, engine)
+    score(run, name, [m.method_id for m in found if m.scored], engine)
     if asked.health:
         checked = [m for m in found if m.counterfactuals and m.ranks_groups and not m.oracle]
         health(run, [m.method_id for m in checked], engine)

@@ -16,16 +16,15 @@ from guda.diffusion.loading import build_denoiser, takes_any_size
 from guda.diffusion.validation import DRAWS
 from guda.errors import GudaError
 from guda.files import atomic_folder
-from guda.methods.base import METHODS, get_method
-from guda.run.data import TEST, load_data, scored_groups
-from guda.run.models import architecture, full_name, model_options, need_training, run_classes
+from guda.methods.base import METHODS, get_method, make_method
+from guda.run.data import TEST, load_data
+from guda.run.models import full_name, model_options, need_training
 from guda.run.recipe import Recipe
 from guda.run.run import Run, here, writable
 from guda.run.status import remember, run_status
 from guda.scoring.plan import make_plan, prior_density
 from guda.steps.fit import base_tasks
 from guda.steps.score import scores_folder
-from guda.unlearning.unlearn import OPERATORS, applies
 
 
 def init(
@@ -118,14 +117,18 @@ def _all_or_nothing(root: Path) -> Iterator[None]:
 
 
 def applicable(run: Run) -> list[str]:
-    """The methods with counterfactuals that are defined for the run's kind of model and its groups, but for LOGO."""
-    kind, classes = architecture(run).kind, run_classes(run)
-    whole = classes is not None and classes.are_groups(load_data(run).groups, scored_groups(run))
-    found = [name for name, cls in OPERATORS.items() if applies(cls, kind, whole)]
-    if run.recipe.model.start is None:
-        found = [name for name in found if not OPERATORS[name].from_start]
-    rules = kind == "unconditional" or (kind == "class-conditional" and not whole)
-    return found + (["posterior", "hybrid"] if rules else []) + ["blend"]
+    """The methods with scores that are defined for the run's kind of model and its groups, oracles aside; with the
+    recipe's settings where it has some."""
+    found = []
+    for name, cls in METHODS.items():
+        if cls.oracle or not cls.ranks_groups or not cls.scored:
+            continue
+        try:
+            make_method(run, name, run.recipe.methods.get(name, {})).check()
+        except GudaError:
+            continue
+        found.append(name)
+    return found
 
 
 def _absolute(recipe: Recipe) -> Recipe:

@@ -124,7 +124,7 @@ def check_screen(run: Run, screen: Screen) -> list[Method]:
         if method.oracle or not method.ranks_groups:
             raise GudaError(
                 "screen-method-unsupported",
-                f"--screen {screen.name}: {method.method_id} is no cheap method that ranks groups; leave it out",
+                f"--screen {screen.name}: {method.method_id} is not a cheap method that ranks groups; leave it out",
             )
     check_scorable(run, screen.methods)
     if screen.keep > len(first.groups):

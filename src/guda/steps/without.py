@@ -20,7 +20,7 @@ import numpy as np
 
 from guda.data.queries import Queries
 from guda.errors import GudaError
-from guda.evaluation.intervals import Figure, bootstrap_mean
+from guda.evaluation.intervals import Figure, percentile_interval, query_counts
 from guda.evaluation.lds import cross_fitted, lds
 from guda.evaluation.results import read_file
 from guda.evaluation.without import Check, Loss, WithoutFile, pictures_table
@@ -229,6 +229,6 @@ def compare_values(run: Run, predicted: np.ndarray, values: np.ndarray) -> Check
     error, whole = ((truth - found) ** 2).sum(axis=1), (truth**2).sum(axis=1)
     config = run.recipe.evaluation
     mean = 1 - error.sum() / whole.sum()
-    ratio = bootstrap_mean(1 - error / whole.mean(), config.resamples, config.seed)
-    r2 = Figure(mean=float(mean), lo=min(ratio.lo, float(mean)), hi=max(ratio.hi, float(mean)))
+    counts = np.concatenate(list(query_counts(len(error), config.resamples, config.seed)))
+    r2 = percentile_interval(float(mean), 1 - (counts @ error) / (counts @ whole))
     return Check(subsets=len(values), r2=r2, spearman=lds(predicted, values))

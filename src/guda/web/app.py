@@ -46,7 +46,6 @@ from guda.web.results import (
     open_result,
     others,
     picture_address,
-    pictures,
     results,
     runs_table,
     set_gallery,
@@ -198,7 +197,7 @@ class Site:
         own = set_name(run, run.recipe.queries)
         if own not in run.query_sets():
             return []
-        ids = pictures(run, own)
+        ids = run.query_ids(own)
         some = ids[:: max(1, len(ids) // SAMPLES)][:SAMPLES]
         return [(picture_address(own, i), f"{own}/{i}") for i in some]
 
@@ -509,7 +508,7 @@ class Site:
     async def api_results(self) -> Response:
         run = self.service.run
         listed = [
-            {"result": r.queries, "method": r.method, "rule": r.rule, "pictures": len(pictures(run, r.queries))}
+            {"result": r.queries, "method": r.method, "rule": r.rule, "pictures": len(run.query_ids(r.queries))}
             for r in results(run)
         ]
         return JSONResponse(listed)

@@ -17,7 +17,6 @@ from guda import steps
 from guda.errors import GudaError
 from guda.evaluation.results import DatasetEntry, read_entry
 from guda.evaluation.tables import comparison
-from guda.files import read_json
 from guda.language import tr
 from guda.methods.base import METHODS
 from guda.report.shares import coalition_sections
@@ -132,7 +131,7 @@ def gallery(service: Service, page: int) -> tuple[list[dict[str, Any]], int]:
     run, stored_results = service.run, results(service.run)
     tiles = []
     for stored in stored_results[(page - 1) * PAGE : page * PAGE]:
-        ids = pictures(run, stored.queries)
+        ids = run.query_ids(stored.queries)
         try:
             if len(ids) == 1:
                 tiles.append(tile(service, stored.queries, open_result(service, stored.queries, stored.method,
@@ -173,17 +172,12 @@ def others(service: Service, shot: Snapshot) -> dict[str, Any]:
             name = stored.method + (f", {stored.rule}" if stored.rule else "")
             picture = None if shot.picture == shot.queries else shot.picture
             methods.append((beside(address(shot.queries, stored.method, stored.rule, picture)), name))
-    if len(pictures(run, shot.queries)) > 1:
+    if len(run.query_ids(shot.queries)) > 1:
         tiles = set_gallery(service, shot.queries, shot.scores.method, shot.rule or FULL, 1)[0]
     else:
         tiles = gallery(service, 1)[0]
     shown = [t | {"href": beside(t["href"])} for t in tiles if t["verdict"] and t["href"] != answer.link(shot)]
     return {"methods": methods, "pictures": shown[:BESIDE]}
-
-
-def pictures(run: Run, queries: str) -> list[str]:
-    """Ids of a set's pictures, without reading the pictures."""
-    return list(read_json(run.path("queries", queries, "index.json"))["ids"])
 
 
 def evaluations(run: Run) -> dict[str, DatasetEntry]:
