@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-classes bench-coalitions bench-cost bench-emoji bench-evidence bench-hardening bench-house bench-natural bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist examples clean
+.PHONY: help install demo test test-lowest test-slow test-e2e bench-baselines bench-classes bench-coalitions bench-cost bench-tuned bench-emoji bench-evidence bench-hardening bench-house bench-natural bench-operators bench-path bench-scale bench-scoring bench-trust bench-web lint format types contracts check docs dist examples clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -94,6 +94,9 @@ bench-natural: install ## Measure densities of natural images, and answers of a 
 
 bench-cost: install ## Measure agreement with retraining against the cost of unlearning (after bench-path; resumes)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/cost.py
+
+bench-tuned: install ## Choose settings by function and by rank, judged by other retrainings (after bench-path; resumes)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/tuned.py
 
 bench-operators: install ## Measure every unlearning operator against LOGO (hours from nothing; resumes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/logo_budget.py

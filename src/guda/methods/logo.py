@@ -104,7 +104,7 @@ class Logo(ElboMethod):
         if self.own_seed in self.config.seeds:
             raise GudaError(
                 "logo-seed-is-training",
-                f"methods.logo.seeds contains {self.own_seed}, the training.seed of the model under study, which is not "
+                f"methods.logo.seeds contains {self.own_seed}, the training.seed of the model under study: that is not "
                 "an independent retraining; choose other seeds, e.g. [1, 2]",
             )
 
