@@ -25,7 +25,7 @@ from uploads import grey, png_header
 
 from guda.errors import GudaError
 from guda.run.run import Run
-from guda.scoring.reading import READINGS, asked_of
+from guda.scoring.reading import READINGS, reading_of
 from guda.web.access import Attempts, Login, Token, check_exposure, link, make_token, parse_auth
 from guda.web.guard import BODY, FORM, UPLOADS, Guard
 from guda.web.question import prompts_of, rule_of
@@ -158,8 +158,8 @@ def test_the_page_asks_what_the_scores_answer(address: str) -> None:
     import httpx
 
     scoring = Run.open(finished_root()).recipe.scoring
-    assert asked_of(scoring) is READINGS["elbo"]
-    assert asked_of(scoring.model_copy(update={"estimand": "path", "excess": True})) is READINGS["path-excess"]
+    assert reading_of(scoring) is READINGS["elbo"]
+    assert reading_of(scoring.model_copy(update={"estimand": "path", "excess": True})) is READINGS["path-excess"]
     page = httpx.get(address, headers=BEARER | {"accept-language": "en"})
     assert READINGS["elbo"].question in html.unescape(page.text)
 

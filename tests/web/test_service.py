@@ -38,6 +38,7 @@ from guda.web.results import (
     results,
     runs_table,
     set_gallery,
+    shares_tables,
 )
 from guda.web.service import Service, stored_scores
 from guda.web.uploads import Full, Limits, Refused
@@ -53,6 +54,17 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
 def test_methods_that_can_be_raced(service: Service) -> None:
     assert service.methods == ["retrack"]
     assert service.condition is None
+
+
+def test_what_several_groups_are_worth_together_is_shown_once_computed(tmp_path: Path) -> None:
+    service = Service(copy_run(tmp_path / "run").root)
+    assert "guda shares" in shares_tables(service)
+    steps.fit(service.run, ["posterior"], Inline())
+    found = steps.shares(service.run, SET, steps.ShareOptions(pool=False), Inline())
+    html = shares_tables(service)
+    assert "guda shares" not in html
+    assert all(row.name in html for row in found.rows)
+    service.close()
 
 
 def test_ends_at_the_bytes_of_the_command_line(service: Service, tmp_path: Path) -> None:

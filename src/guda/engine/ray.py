@@ -34,7 +34,7 @@ from guda.engine.processes import default_workers
 from guda.engine.torchrun import execute_multi_gpu
 from guda.errors import GudaError
 from guda.files import library_versions
-from guda.run.run import Run, here, remote
+from guda.run.run import Run, local_folder, remote
 from guda.run.task import Task, execute
 
 RETRIES = 10  # of a task whose worker or node died; a task that needs more memory than there is dies every time
@@ -256,7 +256,7 @@ def run_on_worker(root: str, task: Task, settings: dict[str, Any]) -> float:
         )
     if Path(settings["cwd"]).is_dir():
         os.chdir(settings["cwd"])  # relative paths mean what they mean to the driver
-    here(root, patience=0.0)  # what the driver has changed since this worker's last task
+    local_folder(root, patience=0.0)  # what the driver has changed since this worker's last task
     if not Run.exists(root):
         raise GudaError(
             "ray-folder-not-shared",

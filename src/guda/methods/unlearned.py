@@ -18,11 +18,11 @@ from guda.run.models import (
     architecture,
     conditional_name,
     conditional_tasks,
+    conditioning,
     load_model,
     model_files,
     need_training,
     run_classes,
-    told,
     training_inputs,
 )
 from guda.run.run import Run
@@ -223,7 +223,7 @@ def fit_group(
         conditional = load_model(run, conditional_name(need_training(run).seed))
     notes: dict[str, Any] = {}
     assert isinstance(found, Unlearned)
-    model, prompts = load_model(run, found.origin), told(run)
+    model, prompts = load_model(run, found.origin), conditioning(run)
     settled = found.settings
     latents, _ = training_inputs(run, model, flips(settled))
     settings = settled.model_copy(
@@ -243,7 +243,7 @@ def fit_together(
     """As `fit_group`, by an operator that makes all groups in one pass."""
     found = make_method(run, method, config)
     assert isinstance(found, Unlearned)
-    model, prompts, data = load_model(run, found.origin), told(run), load_data(run)
+    model, prompts, data = load_model(run, found.origin), conditioning(run), load_data(run)
     settings = found.settings.model_copy(update={} if seed is None else {"seed": seed})
     latents, _ = training_inputs(run, model, flips(settings))
     made = unlearn_together(model, data, groups, method, settings, tick, prompts, latents)

@@ -242,14 +242,14 @@ def run_classes(run: Run) -> Classes | None:
     return None if n is None else class_numbers(load_data(run), n)
 
 
-def told(run: Run) -> Prompts | Classes | None:
+def conditioning(run: Run) -> Prompts | Classes | None:
     """What the model is told of the images: prompts or classes."""
     return run_classes(run) if run.recipe.prompts is None else load_prompts(run)
 
 
 def training_prompts(run: Run) -> tuple[str, ...] | None:
     """One per training image, a class as its number; None for a run whose model is told nothing, or not known what."""
-    found = told(run)
+    found = conditioning(run)
     return None if found is None else found.training
 
 

@@ -72,7 +72,7 @@ def remote(address: str | Path) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]+:/", str(address)) is not None
 
 
-def here(address: str | Path, patience: float = MOMENT) -> Path:
+def local_folder(address: str | Path, patience: float = MOMENT) -> Path:
     """The folder itself; of a run in a bucket its local copy, as it was there not more than so many seconds ago
     (run/remote.py)."""
     if not remote(address):
@@ -94,11 +94,11 @@ class Run:
 
     @staticmethod
     def exists(root: str | Path) -> bool:
-        return (here(root) / "run.json").is_file()
+        return (local_folder(root) / "run.json").is_file()
 
     def refresh(self) -> None:
         """Fetch what others have published meanwhile; a folder on a disk needs no such thing."""
-        here(self.address, patience=0.0)
+        local_folder(self.address, patience=0.0)
 
     def remove(self, path: Path) -> None:
         """A file that is wrong; of a run in a bucket also there, from where it would come back."""
@@ -119,7 +119,7 @@ class Run:
     def create(cls, root: str | Path, recipe: Recipe, lock: dict[str, Any]) -> Run:
         """A new run, or the same one again. `lock`: digests of data and model. Everything else must be there already
         except run.json, which is written last: a folder without it is not a run."""
-        address, root = str(root), here(root)
+        address, root = str(root), local_folder(root)
         info = {"format": FORMAT, "locked": recipe.locked(), **lock, "versions": library_versions()}
         write_text(root / "recipe.yaml", recipe.to_yaml())
         write_json(root / "run.json", info)
@@ -138,7 +138,7 @@ class Run:
     @classmethod
     def read(cls, root: str | Path) -> Run:
         """The same without a look at the recipe."""
-        address, root = str(root), here(root)
+        address, root = str(root), local_folder(root)
         if not root.is_dir():
             raise GudaError(
                 "run-missing", f"run {address!r} does not exist; make it with: guda init {address} --data ..."

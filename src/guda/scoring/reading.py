@@ -184,7 +184,7 @@ READINGS = {
 }  # fmt: skip
 
 
-def asked_of(scoring: ScoringConfig) -> Reading:
+def reading_of(scoring: ScoringConfig) -> Reading:
     """How the scores of models with and without a group are read under these settings."""
     kind = "path" if scoring.estimand == "path" else "elbo"
     return READINGS[f"{kind}-excess" if scoring.excess else kind]

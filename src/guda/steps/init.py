@@ -20,7 +20,7 @@ from guda.methods.base import METHODS, get_method, make_method
 from guda.run.data import TEST, load_data
 from guda.run.models import full_name, model_options, need_training
 from guda.run.recipe import Recipe
-from guda.run.run import Run, here, writable
+from guda.run.run import Run, local_folder, writable
 from guda.run.status import remember, run_status
 from guda.scoring.plan import make_plan, prior_density
 from guda.steps.fit import base_tasks
@@ -41,7 +41,7 @@ def init(
     the others yet, so do they, and the images are read again. `data`, `model`: what the recipe names, where it is in
     memory already; a model is saved to `model.path` if nothing is there. `resize` may change the `training` section
     of a new run once the images are known (steps/sizing.py)."""
-    address, root, recipe = root, here(root), _sized(_absolute(recipe))
+    address, root, recipe = root, local_folder(root), _sized(_absolute(recipe))
     for name in recipe.methods:
         if name not in METHODS:
             raise GudaError(

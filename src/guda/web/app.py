@@ -32,7 +32,7 @@ from guda.report.cards import Scale
 from guda.report.page import TINY
 from guda.run.run import UPLOAD
 from guda.run.samples import set_name
-from guda.scoring.reading import asked_of
+from guda.scoring.reading import reading_of
 from guda.web import answer
 from guda.web.api_docs import ENDPOINTS, FIELDS
 from guda.web.batch import LOOK, Batch, Batches, Entry, progress
@@ -210,7 +210,7 @@ class Site:
         _, height, width = self.service.model.image_shape
         return self.render(
             "ask.html.j2", ".", samples=self.samples(), limits=self.service.limits, width=width, height=height,
-            asked=asked_of(self.service.run.recipe.scoring).question,
+            asked=reading_of(self.service.run.recipe.scoring).question,
             error=None if error is None else " ".join(str(error).split()), **self.form(chosen),
         )  # fmt: skip
 
