@@ -1,8 +1,9 @@
 """kill -9 at keyed moments of every command, then the same command again: `python tools/kill.py --kills 100`.
 
 Each trial takes a tiny run that is ready for one command (train, fit, sample, score, a race, calibrate, evaluate,
-shares, without, report), starts the command, and kills its driver or one of its workers: after a keyed number of newly published files
-and a keyed short delay, or before the first. It does so up to three times and then lets the command finish. Counted:
+shares, without, report), starts the command, and kills its driver or one of its workers: after a keyed number of newly
+published files and a keyed short delay, or before the first. It does so up to three times and then lets the command
+finish. Counted:
 
     kills                  processes killed while the command was still running
     kills_after_publish    those that hit after the command had published its first file
