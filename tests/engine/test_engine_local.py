@@ -2,7 +2,10 @@
 
 import json
 import os
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +15,7 @@ from tinyrun import Inline, copy_run, digits_folder, exact, finished_root, tiny
 from guda import steps
 from guda.engine.processes import Workers, run_tasks
 from guda.errors import GudaError
-from guda.files import alive
+from guda.files import TEMPORARY, alive, place
 from guda.run import task as task_module
 from guda.run.run import Run
 from guda.run.task import Task, execute, fraction, pending, report_to, tick
@@ -192,3 +195,16 @@ def test_workers_stay_between_calls_and_a_failure_ends_them_but_not_the_next_cal
 def test_workers_of_one_call_end_with_it(run: Run) -> None:
     assert run_tasks(run, [task("a")], 1) == 1
     wait_for(lambda: not alive(pids(run)["a"]), "the end of the worker")
+
+
+def test_a_finished_run_is_cleared_of_what_a_killed_driver_left(run: Run) -> None:
+    """The driver writes too, after its last task; the same command finds nothing to do."""
+    assert run_tasks(run, [task("a")], workers=1) == 1
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    stray = run.path("scores", f"{TEMPORARY}{place()}-{int(child.stdout)}-0123456789ab-retrack.parquet")
+    stray.parent.mkdir(exist_ok=True)
+    stray.write_text("half")
+    again = Run.open(shutil.copytree(run.root, run.root.parent / "later"))
+    left = again.path("scores", stray.name)
+    assert run_tasks(again, [task("a")], workers=1) == 0
+    assert not left.exists()

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
 from typing import Protocol
 
 from guda.errors import GudaError
@@ -43,12 +44,17 @@ class Pool(Protocol):
         ...
 
 
+_swept: set[Path] = set()  # runs that this process has looked for left-overs in
+
+
 def run_in(pool: Pool, run: Run, tasks: list[Task], watch: Watcher | None = None) -> int:
     """Run what is not done yet; returns how many tasks that were. The first failure stops the rest."""
     left = pending(run, tasks)
+    if left or run.root not in _swept:  # the driver writes too: it may have been killed after its last task
+        _swept.add(run.root)
+        run.sweep()
     if not left:
         return 0
-    run.sweep()
     run.publish()  # of a run in a bucket: workers elsewhere must see its recipe before a task begins
     progress = Progress(left, watch)
     present: set[str] = set()  # files known to exist: asking a shared disk is slow, and it shows new files late
