@@ -115,7 +115,7 @@ def test_run_does_what_is_missing_and_resumes(guda: Guda, world: Path) -> None:
     first = guda("run", "run", "--queries", "pictures", "--json")
     value = as_json(first)
     assert value["queries"] == "pictures"
-    assert value["methods"] == ["retrack", "similarity-pixel"]
+    assert value["methods"] == ["posterior", "retrack", "similarity-pixel", "subsets"]
     assert value["evaluated"] is False
     assert Path(value["report"]).is_file()
     made = {p: digest_file(p) for p in Path("run").rglob("*") if p.is_file() and p.parent.name != "timings"}
@@ -143,6 +143,8 @@ def test_run_evaluates_with_an_oracle_and_asks_before_it_is_long(
     assert "fit logo" in done.err
     assert Path("run/evaluation.json").is_file()
     assert "Report: " in done.out
+    assert "scored by" in done.out
+    assert "subsets" not in done.out.split("scored by")[1].split(".")[0]  # halves are trained, and scored by others
     monkeypatch.setattr(runs, "LONG", 600.0)
     assert "Everything is there" in guda("run", "run").err
 

@@ -103,6 +103,7 @@ def run_(
     import sys
 
     from guda import steps
+    from guda.methods.base import get_method
     from guda.run.run import Run
 
     folder = Run.open(run)
@@ -122,7 +123,8 @@ def run_(
     chosen = None if queries is None else steps.choose_or_add_queries(folder, queries)
     name, entry, page = _run_all(folder, engine, names, chosen)
     warnings = steps.warnings(folder, names)
-    text = [f"Query set {name}, scored by {', '.join(names)}.", *(f"Warning: {line}" for line in warnings)]
+    scored = [m for m in names if get_method(folder, m).scored]
+    text = [f"Query set {name}, scored by {', '.join(scored)}.", *(f"Warning: {line}" for line in warnings)]
     if entry is None:
         text.append("Not compared with retraining: no oracle among the methods (docs/trust.md).")
     value = {"queries": name, "methods": names, "evaluated": entry is not None, "report": str(page)}

@@ -108,11 +108,9 @@ def stages(sketch: Sketch, methods: Sequence[str], n_queries: int) -> list[Stage
         rows += [Stage(f"train the conditional model of {name}", twin)] if twin else []
         rows.append(Stage(f"fit {name}", [t for t in fit if t not in twin]))
         score = method.score(ONE, set())
-        if not any(t.cost for t in score):
+        if not method.scored or not any(t.cost for t in score):
             continue
-        if (
-            sketch.excess and method.by_terms and method.scored
-        ):  # where the queries are the samples themselves, it costs nothing
+        if sketch.excess and method.by_terms:  # where the queries are the samples themselves, it costs nothing
             known = _average_tasks(sketch, name)
             tasks, times = (score, _samples(sketch, n_queries)) if known is None else (known, 1)
             rows.append(Stage(f"score the average picture by {name}", new(tasks, averaged), times))
