@@ -3,14 +3,16 @@
     OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/natural.py [--runs FOLDER] [--only cifar10]     resumes
 
 cifar10 (recipes/cifar10.yaml): eight classes of true CIFAR-10 at 16x16, fine-tuned from a start that has seen the other
-two, LOGO with three seeds. Everything that path.py measures (of_ceiling.E.M, known_group.E.M, function_cos.M, ...), and
+two, LOGO with three seeds; cifar10-few: 150 images of each class instead of 600, seen 21 times instead of 8. Everything
+that path.py measures (of_ceiling.E.M, known_group.E.M, function_cos.M, ...), and
 
 fit_ratio.M       evaluation units of one retraining over those of fitting M for one group
 fit_seconds.M     seconds of the fit, per group; logo: of one retraining, without its start
 classifier.test   accuracy of a small convolutional classifier on the test split, which it has not seen
 classifier.KIND   its mean largest probability: on test pictures (real) and on the model's samples (samples)
 confident.KIND    the share of pictures where it is above one half
-and the figures below; a sheet of samples beside training images goes to benchmarks/results/natural.png.
+and the figures below; a sheet of samples beside training images goes to benchmarks/results/natural.png
+(natural-few.png).
 
 cifar10-small (six classes at 16x16, its full model alone) and cifar10. `posterior` believes that the model's prediction
 moves as the optimal denoiser of a density does; so the density's own posterior mean m should be near what the model
@@ -55,8 +57,9 @@ ROOT = Path(__file__).parents[1]
 COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/natural.py"
 LEVELS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # SNR
 EACH, DENSITIES = 12, ("gaussians", "images", "patches")
-DATASETS = ("cifar10", "cifar10-small")
+DATASETS = ("cifar10", "cifar10-few", "cifar10-small")
 RESULTS = ROOT / "benchmarks" / "results"
+SHEETS = {"cifar10": "natural.png", "cifar10-few": "natural-few.png"}  # of the data sets with an oracle
 
 
 def described(run: Run) -> dict[str, float]:
@@ -189,26 +192,26 @@ def sheet(run: Run, queries: str, path: Path, columns: int = 16, rows: int = 4) 
     Image.fromarray(tiles).resize((tiles.shape[1] * 3, tiles.shape[0] * 3), Image.Resampling.NEAREST).save(path)
 
 
-def cifar10(root: Path, engine: steps.Engine) -> DatasetEntry:
-    run = prepared(root, "cifar10", engine)
+def cifar10(root: Path, name: str, engine: steps.Engine) -> DatasetEntry:
+    run = prepared(root, name, engine)
     queries = steps.sample(run, engine)
-    sheet(run, queries, RESULTS / "natural.png")
+    sheet(run, queries, RESULTS / SHEETS[name])
     retraining, groups = get_method(run, "logo"), len(load_data(run).groups)
     spent: dict[str, float] = {}
     # a variant's seconds are booked under its method's name, so those of the method itself are not known
-    mixed = {m for m, _ in VARIANTS["cifar10"].values()}
-    for m in ("logo", *METHODS["cifar10"]):
+    variants = VARIANTS.get(name, {})
+    mixed = {m for m, _ in variants.values()}
+    for m in ("logo", *METHODS[name]):
         found = get_method(run, m)
         seconds = None if mixed & {m, *found.parts()} else method_cost(run, queries, found).fit_seconds
         if seconds is not None:
             spent[f"fit_seconds.{m}"] = seconds / groups
     spent["fit_seconds.logo"] /= len(run.recipe.settings("logo")["seeds"])
-    entry = measure_path(run, "cifar10", engine, saved=False)
+    entry = measure_path(run, name, engine, saved=False)
     figures = entry.figures | spent | recognisable(run, queries)
-    figures |= described(run) if "posterior-patches" in VARIANTS["cifar10"] else {}
-    asked = {m: (m, run) for m in METHODS["cifar10"]} | {
-        label: (m, steps.override(run, methods=[m], settings=settings))
-        for label, (m, settings) in VARIANTS["cifar10"].items()
+    figures |= described(run) if "posterior-patches" in variants else {}
+    asked = {m: (m, run) for m in METHODS[name]} | {
+        label: (m, steps.override(run, methods=[m], settings=settings)) for label, (m, settings) in variants.items()
     }
     for label, (m, where) in asked.items():
         if (evals := get_method(where, m).fit_evals()) > 0:
@@ -231,14 +234,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "path")
     parser.add_argument("--only", nargs="*", choices=DATASETS, default=DATASETS)
-    parser.add_argument("--without", nargs="*", default=[], help="methods of cifar10 to leave out")
+    parser.add_argument("--without", nargs="*", default=[], help="methods to leave out")
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     engine = steps.local_engine(given.workers)
-    METHODS["cifar10"] = tuple(m for m in METHODS["cifar10"] if m not in given.without)
-    VARIANTS["cifar10"] = {label: v for label, v in VARIANTS["cifar10"].items() if label not in given.without}
+    for name in SHEETS:
+        METHODS[name] = tuple(m for m in METHODS[name] if m not in given.without)
+        VARIANTS[name] = {label: v for label, v in VARIANTS.get(name, {}).items() if label not in given.without}
     for name in given.only:
-        entry = (cifar10 if name == "cifar10" else cifar10_small)(given.runs, engine)
+        entry = cifar10(given.runs, name, engine) if name in SHEETS else cifar10_small(given.runs, engine)
         keep_entry(RESULTS / "natural.json", COMMAND, name, entry, DATASETS)
         print(name, "done", flush=True)
 
