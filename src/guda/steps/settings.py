@@ -172,7 +172,7 @@ def parse_groups(run: Run, text: str) -> list[str] | None:
     if text == "all":
         return None
     known = load_data(run).groups
-    names = [name.strip() for name in text.split(",")]
+    names = known.listed(text)
     if level := re.fullmatch(r"level:([0-9]{1,9})", text):
         levels = known.levels(known.leaves)
         if not 1 <= int(level[1]) <= len(levels):
