@@ -35,9 +35,8 @@ def test_where_it_was_trained_before_it_is_counted_out(tmp_path: Path) -> None:
 
     seeds, notes = _seeds(logo)
     assert seeds == [1]
-    assert notes == [
-        "LOGO seed 2 is the training seed of the model under study, which is no independent retraining: it is left out."
-    ]
+    assert len(notes) == 1
+    assert "seed 2" in notes[0]
 
 
 def test_attributability_is_part_of_an_evaluation(tmp_path: Path) -> None:

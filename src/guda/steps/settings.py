@@ -56,7 +56,9 @@ def checked(run: Run, changes: Given) -> Run:
     check_queries(run, changes.get("queries", {}))
     changed = run.with_changes(changes)
     for method in changes.get("methods", {}):
-        get_method(changed, method)  # refuses an unknown method or setting
+        found = get_method(changed, method)  # refuses an unknown method or setting
+        if found.oracle:
+            found.check()  # and a seed that is no retraining
     if "groups" in changes.get("scoring", {}):
         scored_groups(changed)  # refuses unknown names and groups that overlap
     if "scoring" in changes:
