@@ -97,7 +97,7 @@ def parse_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-        raise ParseError(f"{first_line(e.problem or e.context or e)}{where}") from None
+        raise ParseError(f"{e.problem or e.context or first_line(e)}{where}") from None
     # a month 13, a number of 5,000 digits, a character that YAML does not allow: PyYAML raises what Python does
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, KeyError, AttributeError) as e:
         raise ParseError(first_line(e)) from None
