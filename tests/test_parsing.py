@@ -30,6 +30,8 @@ BAD_YAML = {
     "a time that is none": "a: !!timestamp x",
     "two documents": "--- a\n--- b",
     "a list as a key": "? [1]\n: 2",
+    "a key twice": "a: 1\nb: 2\na: 3",
+    "a key twice, further in": "a: {b: {c: 1, c: 1}}",
 }
 
 
@@ -41,6 +43,12 @@ def test_bad_yaml_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(text)
     with refused("recipe-not-yaml"):
         Recipe.read(tmp_path / "r.yaml")
+
+
+@pytest.mark.parametrize(("text", "line"), [("a: 1\n\tb: 2", 2), ("a: 1\nb: [1,\nc", 3), ("a: 1\nb: 2\na: 3", 3)])
+def test_an_error_of_yaml_names_its_line(text: str, line: int) -> None:
+    with pytest.raises(ParseError, match=rf"line {line}\b"):
+        parse_yaml(text)
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000, "[" * (DEPTH + 2) + "]" * (DEPTH + 2), "{", ""])

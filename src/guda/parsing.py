@@ -94,6 +94,10 @@ def parse_yaml(text: str) -> Any:
         raise ParseError(f"more than {DEPTH} levels of nesting") from None
     except ParseError:
         raise
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise ParseError(f"{e.problem or e.context or first_line(e)}{where}") from None
     # a month 13, a number of 5,000 digits, a character that YAML does not allow: PyYAML raises what Python does
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, KeyError, AttributeError) as e:
         raise ParseError(first_line(e)) from None
@@ -153,8 +157,21 @@ def _check_depth(value: Any) -> None:
             raise ParseError(f"more than {DEPTH} levels of nesting")
 
 
+def _check_repeats(node: Any) -> None:
+    """Refuse a key that a mapping has twice: PyYAML would drop the first one, a whole section perhaps, silently."""
+    seen = set()
+    for key, _ in node.value:
+        if (name := (key.tag, str(key.value))) in seen:
+            line = key.start_mark.line + 1
+            raise ParseError(f"{key.value!r} is there twice, the second time in line {line}; join or remove one")
+        seen.add(name)
+
+
 def _check_nodes(root: Any) -> None:
-    """Refuse aliases that contain themselves or expand to more than YAML_NODES, before anything is built of them."""
+    """Refuse repeated keys, and aliases that contain themselves or expand to more than YAML_NODES, before anything is
+    built of them."""
+    from yaml import MappingNode
+
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -166,6 +183,8 @@ def _check_nodes(root: Any) -> None:
         if depth > DEPTH:
             raise ParseError(f"more than {DEPTH} levels of nesting")
         open_nodes.add(key)
+        if isinstance(node, MappingNode):
+            _check_repeats(node)
         parts = node.value if isinstance(node.value, list) else []
         total = 1
         for part in parts:

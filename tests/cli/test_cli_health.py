@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commandline import Guda, refused
 from rich.console import Console
+from subsetrun import trained_root
 from tinyrun import SET, Inline, copy_run, digits_folder, tiny, tree
 
 from guda import steps
@@ -146,6 +147,15 @@ def test_mistakes_change_nothing(guda: Guda, run: Run, args: list, parts: list[s
 def test_nothing_unlearned_yet(guda: Guda, tmp_path: Path) -> None:
     steps.init(tmp_path / "new", tiny(digits_folder()))
     refused(guda("health", tmp_path / "new"), "nothing is unlearned", "guda fit")
+
+
+def test_fitted_subset_models_are_not_left_out(guda: Guda, tmp_path: Path) -> None:
+    """They are scored only through datamodel, so they are no method of `guda score`."""
+    run = copy_run(tmp_path / "halves", trained_root())
+    assert json.loads(guda("fit", run.root, "--json").out)["left_out"] == []
+    for folder in run.path("artifacts").glob("subsets-*"):
+        shutil.rmtree(folder)
+    assert json.loads(guda("fit", run.root, "--json").out)["left_out"] == ["subsets"]
 
 
 def test_fit_says_what_it_leaves_out_and_evaluate_what_is_missing(guda: Guda, run: Run) -> None:

@@ -61,6 +61,21 @@ def test_unknown_name_lists_the_groups_and_suggests() -> None:
     assert "did you mean" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("Klimt,Monet", ["Klimt", "Monet"]),
+        (" Klimt , Monet ", ["Klimt", "Monet"]),
+        ("Doe, Jane", ["Doe, Jane"]),
+        ("Klimt, Doe, Jane,Monet", ["Klimt", "Doe, Jane", "Monet"]),
+        ("Doe,Monet", ["Doe", "Monet"]),
+        ("Jane,Monet", ["Jane", "Monet"]),  # unknown names stay, to be refused by name
+    ],
+)
+def test_a_list_of_names_knows_names_with_commas(text: str, names: list[str]) -> None:
+    assert Groups.from_labels(["Monet", "Klimt", "Doe", "Doe, Jane"]).listed(text) == names
+
+
 def test_a_long_list_of_names_is_cut_and_says_so() -> None:
     assert choices([str(i) for i in range(25)]).endswith("19, ... and 5 more")
 

@@ -366,7 +366,9 @@ def test_more_queries_rounds_and_methods_compute_only_what_is_missing(
 # --- guda plan ------------------------------------------------------------------------------------
 
 
-def test_the_plan_adds_up_and_shrinks_as_work_is_done(run: Run, tmp_path: Path) -> None:
+def test_the_plan_adds_up_and_shrinks_as_work_is_done(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     value = steps.plan(run, ["logo", "retrack"], 7)
     json.dumps(value, allow_nan=False)
     rows = {r["what"]: r for r in value["rows"]}
@@ -386,6 +388,13 @@ def test_the_plan_adds_up_and_shrinks_as_work_is_done(run: Run, tmp_path: Path) 
         assert here[8]["half_width"] == pytest.approx(here[2]["half_width"] / 2)
     shutil.rmtree(run.path("scores"))
     assert "guesses from the pilot" in steps.plan(run, ["retrack"], 7)["note"]
+
+    recorded = [(3.0, 1500.0), (1.0, 500.0)]  # seconds and evaluations of trainings: 2 ms each, whatever scoring takes
+    monkeypatch.setattr(Run, "timings", lambda run, stage: recorded if stage == "train" else [])
+    shutil.rmtree(run.path("artifacts"))
+    row = next(r for r in steps.plan(run, ["logo"], 7, workers=2)["rows"] if r["what"] == "fit logo")
+    assert row["seconds"] == pytest.approx(row["evals"] * 0.002 / 2)  # trainings at the speed of the run's own
+    monkeypatch.undo()
 
     fresh = steps.init(tmp_path / "fresh", tiny(digits_folder()))
     value = steps.plan(fresh, ["retrack"], 7, workers=2)

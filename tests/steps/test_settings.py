@@ -97,6 +97,7 @@ BAD = {
     "methods.retrack.stepz=3": "setting-unknown",
     "methods.retrak.steps=3": "method-unknown",
     "methods.retrack=3": "set-key-unknown",
+    "methods.logo.seeds=[0,1]": "logo-seed-is-training",
     "scoring.rounds=1000000000": "recipe-invalid-value",
     "scoring.rounds=0": "recipe-invalid-value",
     "scoring.groups=0,nope": "group-unknown",

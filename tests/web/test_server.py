@@ -443,6 +443,25 @@ def test_a_body_is_limited_in_bytes_and_time() -> None:
         assert (status, headers[b"connection"]) == (408, b"close")
 
 
+@pytest.mark.parametrize("path", ["/api/attribute", "/ask", "/evidence"])
+def test_a_visitor_who_leaves_in_the_middle_of_an_upload_is_no_error(path: str, tmp_path: Path) -> None:
+    folder, sent = UploadFolder(tmp_path, 100), []
+    messages = [{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "headers": [(b"content-length", b"40")], "method": "POST"}
+    asyncio.run(
+        Guard(everything, uploads=folder)(scope | {"query_string": b"", "client": ("10.0.0.1", 1)}, receive, send)
+    )
+    assert not sent
+    assert folder.reserve("another", 50)  # its room is free again
+
+
 def test_uploads_never_take_more_than_their_limit(tmp_path: Path) -> None:
     folder = UploadFolder(tmp_path, 100)
     guard = Guard(everything, uploads=folder, idle=0.01)

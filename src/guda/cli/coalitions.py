@@ -105,11 +105,12 @@ def without(
     from guda import steps
     from guda.evaluation.without import without_tables
     from guda.report.shares import draw_opt_out
+    from guda.run.data import load_data
     from guda.run.run import Run
 
     folder = steps.override(Run.open(run), scoring=changes)
     chosen = steps.choose_queries(folder, queries)
-    leaving = [name.strip() for name in groups.split(",") if name.strip()]
+    leaving = [name for name in load_data(folder).groups.listed(groups) if name]
     found = steps.without(folder, chosen, leaving, by, method, engine)
     path = steps.without_file(folder, found)
     drawn = steps.draw_without(folder, found, method, draw, engine)

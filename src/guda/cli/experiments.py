@@ -12,6 +12,7 @@ from guda.cli.options import ENGINE, Json, Method, RunFolder, StoredSet, command
 from guda.errors import GudaError
 
 if TYPE_CHECKING:
+    from guda.data.groups import Groups
     from guda.evaluation.sweep import SweepFile
     from guda.steps.tune import Tuned
 
@@ -54,18 +55,18 @@ def tune(
     where = steps.parse_space(search) if search is not None else None if space is None else steps.read_space(space)
     found = steps.tune(
         folder, method, trials, engine, queries_seed=queries_seed, n=n,
-        groups=_groups(groups, load_data(folder).groups.names), space=where, apply=apply, by=by,
+        groups=_groups(groups, load_data(folder).groups), space=where, apply=apply, by=by,
     )  # fmt: skip
     say(_tuned_json(found, apply), tuned_text(found, apply), as_json)
 
 
-def _groups(given: list[str] | None, known: tuple[str, ...]) -> int | list[str] | None:
+def _groups(given: list[str] | None, known: Groups) -> int | list[str] | None:
     """A single whole number is how many: one group alone has no ranking, so it cannot be a name."""
     if not given:
         return None
     if len(given) == 1 and given[0].strip().isdecimal():
         return int(given[0])
-    return [g for text in given for g in ([text] if text in known else [p.strip() for p in text.split(",")])]
+    return [name for text in given for name in known.listed(text)]
 
 
 def _tuned_json(found: Tuned, applied: bool) -> dict[str, Any]:

@@ -304,13 +304,14 @@ def fit(
 ) -> None:
     """Create a method's counterfactual models (default: the recipe's methods but logo, which retrains the model)."""
     from guda import steps
+    from guda.methods.base import get_method
     from guda.run.run import Run
     from guda.table import human_time
 
     folder = steps.override(Run.open(run), groups=groups, methods=method, settings=settings)
     chosen, oracles = steps.default_methods(folder)
     methods = method or chosen
-    left_out = [] if method else [m for m in oracles if m not in steps.fitted_methods(folder)]
+    left_out = [] if method else [m for m in oracles if not get_method(folder, m).fitted()]
     if not methods:
         raise GudaError(
             "methods-none",
@@ -323,9 +324,10 @@ def fit(
         lines.append(f"The recipe is as it was: give `guda score` the same options, or keep them: {_keeping(folder)}")
     for m in left_out:
         cost = _oracle_cost(folder, m)
+        why = "guda evaluate compares with it; " if get_method(folder, m).scored else ""
         lines.append(
             f"Left out: {m}, which retrains the model {cost['models']} times, about {human_time(cost['seconds'])} "
-            f"here. guda evaluate compares with it; to fit it: guda fit {run} --method {m}"
+            f"here. {why}to fit it: guda fit {run} --method {m}"
         )
     found = {"methods": methods, "left_out": left_out, "tasks_run": done, "warnings": warnings}
     say(found, "\n".join(lines), as_json)

@@ -274,7 +274,7 @@ def decode(
             raise GudaError(
                 "image-sizes-differ",
                 f"images in {root} differ in size: {kept[0]} is {w0}x{h0}, {file} is {w}x{h}; "
-                "give --size N to scale and crop them all to N x N",
+                "scale them all to one size first (training images: guda init --size N)",
             )
         if image.shape[0] > out.shape[1]:  # the first colours after grey ones
             grey, out = out, np.empty((len(files), *image.shape), np.uint8)

@@ -234,6 +234,19 @@ class Groups:
                 f"unknown group {name!r}{suggestion(name, self.names)}; the groups are {choices(self.names)}",
             ) from None
 
+    def listed(self, text: str) -> list[str]:
+        """The names of a list that a command line gives, `Monet,Klimt`. Names may contain commas themselves ("Doe,
+        Jane"): the longest run of parts that is a group counts as one name. Unknown names stay in the list."""
+        parts, names = text.split(","), []
+        longest = 1 + max(name.count(",") for name in self.names)
+        while parts:
+            runs = [(n, ",".join(parts[:n])) for n in range(min(longest, len(parts)), 0, -1)]
+            fits = [(n, name) for n, run in runs for name in (run, run.strip()) if name in self.names]
+            n, name = fits[0] if fits else (1, parts[0].strip())
+            names.append(name)
+            parts = parts[n:]
+        return names
+
     def of_image(self, image: int, among: Sequence[str] = ()) -> str:
         """The groups of one image, joined by " + ": those `among` these, or else the leaves."""
         its = [self.names[k] for k in np.flatnonzero(self.membership[image])]

@@ -137,10 +137,9 @@ class Queries:
         c, h, w = (int(v) for v in shape)
         qc, qh, qw = self.shape
         if (qh, qw) != (h, w):
-            fix = f"give --size {h}" if h == w else f"scale them to {w}x{h} before"
             raise GudaError(
                 "query-size-mismatch",
-                f"queries {self.name!r} are {qw}x{qh} pixels, the model takes {w}x{h}; {fix} "
+                f"queries {self.name!r} are {qw}x{qh} pixels, the model takes {w}x{h}; scale them first "
                 "(better: generate them at the model's own size)",
             )
         if qc != c:

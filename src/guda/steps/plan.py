@@ -204,11 +204,12 @@ def plan(run: Run, methods: Sequence[str], n_queries: int, workers: int | None =
     sketch, settings = sketch_run(run), run_settings(run)
     model = sketch.model
     per_eval, cores = seconds_per_evaluation(run)
+    rates = {False: per_eval, True: seconds_per_evaluation(run, training=True)[0] if run.timings("train") else per_eval}
     workers = workers or cores
 
     def budget(stage: Stage) -> Budget:
         at_once = workers if stage.times > 1 else max(1, min(workers, len(stage.tasks)))
-        return stage.budget(model.module, stage.evals * per_eval / at_once)
+        return stage.budget(model.module, stage.times * sum(t.cost * rates[t.trains] for t in stage.tasks) / at_once)
 
     found = {name: get_method(sketch, name) for name in methods}
     per_query = {name: m.score_evals() for name, m in found.items() if m.counterfactuals}

@@ -56,7 +56,9 @@ def checked(run: Run, changes: Given) -> Run:
     check_queries(run, changes.get("queries", {}))
     changed = run.with_changes(changes)
     for method in changes.get("methods", {}):
-        get_method(changed, method)  # refuses an unknown method or setting
+        found = get_method(changed, method)  # refuses an unknown method or setting
+        if found.oracle:
+            found.check()  # and a seed that is no retraining
     if "groups" in changes.get("scoring", {}):
         scored_groups(changed)  # refuses unknown names and groups that overlap
     if "scoring" in changes:
@@ -172,7 +174,7 @@ def parse_groups(run: Run, text: str) -> list[str] | None:
     if text == "all":
         return None
     known = load_data(run).groups
-    names = [name.strip() for name in text.split(",")]
+    names = known.listed(text)
     if level := re.fullmatch(r"level:([0-9]{1,9})", text):
         levels = known.levels(known.leaves)
         if not 1 <= int(level[1]) <= len(levels):

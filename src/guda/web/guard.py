@@ -77,7 +77,7 @@ class Guard:
                 await self.app(scope, self.body(headers, receive, answer, BODY), answer.send)
         except Refusal as e:
             await answer.reply(e.status, f"{e}\n", headers=e.headers)
-        except Exception:  # of an app whose visitor was sent away by `body`
+        except Exception:  # of an app whose visitor left or was sent away: see `body`
             if not answer.own:
                 raise
 
@@ -167,6 +167,8 @@ class Guard:
                 await answer.reply(408, "The request took too long to arrive.\n")
                 complete = True
                 return {"type": "http.disconnect"}
+            if message["type"] == "http.disconnect":  # half-way through: nobody hears an answer, and it is no error
+                answer.own = True
             got += len(message.get("body", b""))
             if got > most:
                 await answer.reply(413, f"The request is too large; the limit is {most:,} bytes.\n")
