@@ -51,6 +51,10 @@ def test_an_error_of_yaml_names_its_line(text: str, line: int) -> None:
         parse_yaml(text)
 
 
+def test_a_time_of_day_is_no_number_of_minutes() -> None:
+    assert parse_yaml("a: 1:30\nb: 1:30.5\nc: [12:00, 7]") == {"a": "1:30", "b": "1:30.5", "c": ["12:00", 7]}
+
+
 @pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000, "[" * (DEPTH + 2) + "]" * (DEPTH + 2), "{", ""])
 def test_bad_json_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ParseError):

@@ -167,6 +167,9 @@ def _check_repeats(node: Any) -> None:
         seen.add(name)
 
 
+NUMBERS, TEXT = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"), "tag:yaml.org,2002:str"
+
+
 def _check_nodes(root: Any) -> None:
     """Refuse repeated keys, and aliases that contain themselves or expand to more than YAML_NODES, before anything is
     built of them."""
@@ -185,6 +188,8 @@ def _check_nodes(root: Any) -> None:
         open_nodes.add(key)
         if isinstance(node, MappingNode):
             _check_repeats(node)
+        elif node.tag in NUMBERS and ":" in node.value:
+            node.tag = TEXT  # YAML 1.1 reads 1:30 as ninety; nobody who writes a recipe does
         parts = node.value if isinstance(node.value, list) else []
         total = 1
         for part in parts:

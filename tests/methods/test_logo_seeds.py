@@ -11,8 +11,11 @@ from refusals import refused
 
 
 def test_its_seed_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    run = steps.init(tmp_path / "run", tiny(digits_folder(), methods={"logo": {"seeds": [0, 1]}}))
-    engine = Inline()
+    with refused("logo-seed-is-training"):
+        steps.init(tmp_path / "run", tiny(digits_folder(), methods={"logo": {"seeds": [0, 1]}}))
+    assert not (tmp_path / "run").exists()
+    run, engine = steps.init(tmp_path / "run", tiny(digits_folder())), Inline()
+    run.recipe = run.recipe.model_copy(update={"methods": {"logo": {"seeds": [0, 1]}}})  # a recipe edited later
     with refused("logo-seed-is-training"):
         steps.fit(run, ["logo"], engine)
     assert engine.ran == []

@@ -70,6 +70,16 @@ class LogoConfig(Config):
     )
 
 
+def check_seeds(config: LogoConfig, own: int | None) -> None:
+    """`own`: the seed that the model under study is trained with."""
+    if own in config.seeds:
+        raise GudaError(
+            "logo-seed-is-training",
+            f"methods.logo.seeds contains {own}, the training.seed of the model under study: that is not an "
+            "independent retraining; choose other seeds, e.g. [1, 2]",
+        )
+
+
 @method("logo")
 class Logo(ElboMethod):
     Config = LogoConfig
@@ -101,12 +111,7 @@ class Logo(ElboMethod):
         return None if training is None or self.run.recipe.model.path else training.seed
 
     def check(self) -> None:
-        if self.own_seed in self.config.seeds:
-            raise GudaError(
-                "logo-seed-is-training",
-                f"methods.logo.seeds contains {self.own_seed}, the training.seed of the model under study: that is not "
-                "an independent retraining; choose other seeds, e.g. [1, 2]",
-            )
+        check_seeds(self.config, self.own_seed)
 
     def independent_seeds(self) -> tuple[int, ...]:
         return tuple(s for s in self.config.seeds if s != self.own_seed)

@@ -17,6 +17,7 @@ from guda.diffusion.validation import DRAWS
 from guda.errors import GudaError
 from guda.files import atomic_folder
 from guda.methods.base import METHODS, get_method, make_method
+from guda.methods.logo import LogoConfig, check_seeds
 from guda.run.data import TEST, load_data
 from guda.run.models import full_name, model_options, need_training
 from guda.run.recipe import Recipe
@@ -49,6 +50,8 @@ def init(
                 f"the recipe names an unknown method {name!r}; known: {', '.join(sorted(METHODS))}",
             )
         config = parse_config(METHODS[name].Config, recipe.methods[name], f"methods.{name}")
+        if isinstance(config, LogoConfig) and recipe.training is not None and recipe.model.path is None:
+            check_seeds(config, recipe.training.seed)  # before hours of training, not after
         for half in (config.tuned, config.rule) if hasattr(config, "tuned") else ():  # a hybrid's methods
             if half not in METHODS:
                 raise GudaError(
