@@ -143,7 +143,7 @@ class ModelConfig(Config):
     guidance: float | None = Field(
         None,
         ge=0,
-        description="Guidance that a guidance-distilled network (FLUX.1-dev) is told in scoring and training; "
+        description="Guidance input of a guidance-distilled network (FLUX.1-dev) in scoring and training; "
         "default: 1, the plain conditional prediction.",
     )
     start: str | None = Field(

@@ -270,7 +270,7 @@ def takes_any_size(path: str) -> bool:
 def load(
     path: str, scheduler: str | None = None, lora: str | None = None, fused: bool = False, **options: Any
 ) -> tuple[Any, Any, Frozen | None]:
-    """(network, scheduler, what stands around it) from a pipeline folder, a bare model folder (then `scheduler` is
+    """(network, scheduler, what surrounds it) from a pipeline folder, a bare model folder (then `scheduler` is
     needed), or a Hub id. `lora`: a diffusers LoRA file for a text-to-image pipeline, kept as the adapter that alone is
     trained (diffusion/lora.py), or `fused` into the weights. `options`: OPTIONS of the recipe's model section."""
     folder, given = find_folder(path), {k: v for k, v in options.items() if v is not None}
