@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -28,6 +28,13 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
+    # Field -> values with which it is not written: what was stored or named before the field existed stays valid.
+    omitted: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if value not in self.omitted.get(key, ())}
+
 
 class PartitionConfig(Config):
     fraction: float = Field(
@@ -37,6 +44,8 @@ class PartitionConfig(Config):
 
 
 class DataConfig(Config):
+    omitted = {"options": ({},), "skip_bad": (None, False)}
+
     source: str = Field(description="A known source (digits) or an image folder, whose sub-folders are the groups.")
     size: int | None = Field(
         None, gt=0, le=16384, description="Resize the shorter side to this and centre-crop to a square."
@@ -70,11 +79,6 @@ class DataConfig(Config):
     partition: PartitionConfig | None = Field(
         None, description="A noisy partition: some images of every group are labelled as other groups. Default: none."
     )
-
-    @model_serializer(mode="wrap")
-    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out empty options: the section is locked in run.json, and older runs do not have them."""
-        return {key: value for key, value in dump(self).items() if key not in ("options", "skip_bad") or value}
 
 
 class PromptsConfig(Config):
@@ -121,6 +125,8 @@ class PromptsConfig(Config):
 
 
 class ModelConfig(Config):
+    omitted = {"size": (None,), "guidance": (None,)}
+
     path: str | None = Field(None, description="A trained diffusers model (folder or Hub id); none: `guda train`.")
     scheduler: str | None = Field(
         None,
@@ -137,7 +143,7 @@ class ModelConfig(Config):
     guidance: float | None = Field(
         None,
         ge=0,
-        description="Guidance that a guidance-distilled network (FLUX.1-dev) is told in scoring and training; "
+        description="Guidance input of a guidance-distilled network (FLUX.1-dev) in scoring and training; "
         "default: 1, the plain conditional prediction.",
     )
     start: str | None = Field(
@@ -160,13 +166,10 @@ class ModelConfig(Config):
         """Whether trainings begin from a pretrained model: `start`, or the base of a LoRA."""
         return self.start is not None or self.lora is not None
 
-    @model_serializer(mode="wrap")
-    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what was not given: the section is locked in run.json, and older runs do not have these."""
-        return {key: value for key, value in dump(self).items() if key not in ("size", "guidance") or value is not None}
-
 
 class TrainingConfig(Config):
+    omitted = {"checkpointing": (False,), "optimizer": ("adamw",)}
+
     steps: int = Field(gt=0, description="Optimiser steps.")
     batch: int = Field(128, gt=0, le=2**20, description="Images per step, over all pieces and processes.")
     accumulate: int = Field(
@@ -212,12 +215,6 @@ class TrainingConfig(Config):
                 f"accumulate ({self.accumulate}) cuts a batch of {self.batch} into more pieces than images"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what saves memory and is not used: the section is locked in run.json, and older runs lack it."""
-        unused = {"checkpointing": False, "optimizer": "adamw"}
-        return {key: value for key, value in dump(self).items() if unused.get(key, ...) != value}
 
     def matched(self, fine_tune: bool) -> bool:
         """Whether exposure is matched, where the recipe leaves it open too."""

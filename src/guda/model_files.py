@@ -56,7 +56,7 @@ def find_model(name: str, patterns: Iterable[str] = PATTERNS, ignore: Sequence[s
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
-    """A JSON file of a model folder, if it makes nobody run anything."""
+    """A JSON file of a model folder; refused if it would run code."""
     value = _read(path)
     if not isinstance(value, dict):
         raise GudaError("model-config-unreadable", f"{path} cannot be read: expected an object, {{...}}")

@@ -21,6 +21,7 @@ from guda.methods.subsets import find_subsets
 from guda.methods.terms import load_queries, run_scorer
 from guda.run.run import Run
 from guda.scoring.reading import CLOSER_EXCESS_SIGN, HALF_SIGN
+from guda.scoring.scorer import Reader
 from refusals import refused
 
 
@@ -32,8 +33,8 @@ def run(tmp_path: Path) -> Run:
 def test_scores_are_the_regression_of_the_models_own_elbos(run: Run) -> None:
     queries, found = load_queries(run, SET), get_method(run, "datamodel")
     scores = found.scores(queries)
-    subsets, scorer = find_subsets(run), run_scorer(run)
-    elbo = np.stack([-scorer.read(queries, m, 2).kl.mean(axis=0).sum(axis=-1) for m in subsets.models()])
+    subsets, read = find_subsets(run), Reader(run_scorer(run), queries, 2)
+    elbo = np.stack([-read(m).kl.mean(axis=0).sum(axis=-1) for m in subsets.models()])
     z = np.where(subsets.design()[0::2], 1.0, -1.0)
     expected = np.linalg.lstsq(z, elbo[0::2] - elbo[1::2], rcond=None)[0].T
     assert np.allclose(scores.score, expected)

@@ -234,7 +234,7 @@ def test_what_cannot_be_subtracted(run: Run) -> None:
 
 
 def regroup(known: Groups, number: int) -> Groups:
-    grouping = Placebos(n=number + 1, size=placebo_size(known), seed=0, times=1.0)
+    grouping = Placebos(n=number + 1, size=placebo_size(known), seed=0, passes=1.0)
     return grouping.regroup(known, f"placebo-{number}")
 
 

@@ -22,6 +22,7 @@ from guda.run.models import load_model, run_schedule
 from guda.run.plan import run_plan
 from guda.run.run import Run
 from guda.scoring.bands import Bands
+from guda.scoring.scorer import Reader
 from guda.scoring.scores import PATH_SIGN, Scores
 from guda.scoring.terms import kl, make_draws
 from guda.steps.score import scores_path
@@ -456,11 +457,11 @@ def test_parts_name_the_models_that_they_compare(by_path: Run) -> None:
     method = get_method(by_path, "retrack")
     ref = method.sets()[0][1]["0"]  # type: ignore[attr-defined]
     other = method.sets()[0][1]["1"]  # type: ignore[attr-defined]
-    scorer = run_scorer(by_path)
-    scorer.read(load_queries(by_path, SET), ref, 1, kind="change")
+    queries, scorer = load_queries(by_path, SET), run_scorer(by_path)
+    Reader(scorer, queries, 1)(ref, "change")
     by_path.path(str(ref.counterfactual)).write_bytes(by_path.path(str(other.counterfactual)).read_bytes())
     with refused("terms-stale"):
-        scorer.read(load_queries(by_path, SET), ref, 1, kind="change")
+        Reader(scorer, queries, 1)(ref, "change")
 
 
 def test_bare_scores_are_of_the_estimand_that_is_reported(by_path: Run) -> None:

@@ -19,6 +19,7 @@ from guda.run.models import load_model, run_schedule
 from guda.run.plan import run_plan
 from guda.run.recipe import Recipe
 from guda.run.run import Run
+from guda.scoring.scorer import Reader
 from guda.scoring.terms import kl, make_draws, measure, squared_errors
 from guda.steps.bank import bank_list, bank_verify
 from guda.unlearning.rule import _identity
@@ -46,14 +47,13 @@ def test_terms_of_a_rule_equal_those_of_its_denoiser_alone(run: Run) -> None:
     queries, plan = load_queries(run, SET), run_plan(run)
     base = load_model(run, "base")
     refs = get_method(run, "posterior").sets()[0][1]  # type: ignore[attr-defined]
+    read = Reader(run_scorer(run), queries, run.recipe.scoring.rounds)
     for group, ref in refs.items():
-        terms = run_scorer(run).read(queries, ref, run.recipe.scoring.rounds)
+        terms = read(ref)
         draws = make_draws(base, base.encode(queries.images), queries.ids, plan, 1)
         alone = squared_errors(load_counterfactual(run, ref), draws, 16)
         np.testing.assert_allclose(terms.kl[1], kl(plan, base.schedule.weights, draws.t, alone), rtol=1e-4)
-        assert not np.allclose(
-            terms.kl, run_scorer(run).read(queries, ModelRef("base"), run.recipe.scoring.rounds).kl
-        ), group
+        assert not np.allclose(terms.kl, read(ModelRef("base")).kl), group
 
 
 def test_the_python_interface_gives_the_same_scores(run: Run) -> None:

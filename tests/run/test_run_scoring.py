@@ -26,6 +26,7 @@ from guda.run.run import Run
 from guda.scoring import pilot, scorer
 from guda.scoring.plan import OutOfMemory, Settings, candidates
 from guda.scoring.reading import RACED
+from guda.scoring.scorer import Reader
 from guda.scoring.scores import Scores
 from guda.unlearning.bank import Bank
 from refusals import refused
@@ -223,11 +224,12 @@ def test_a_band_is_named_and_is_arithmetic_on_stored_terms(run: Run, evaluations
     method = get_method(run, "retrack")
     full, groups = method.sets()[0]  # type: ignore[attr-defined]
     queries = terms.load_queries(run, SET)
-    base = run_scorer(run).read(queries, full, run.recipe.scoring.rounds)
+    read = Reader(run_scorer(run), queries, run.recipe.scoring.rounds)
+    base = read(full)
     factor = np.zeros(100)
     factor[1:30], factor[60:] = 0.5, 1.0
     for g, name in enumerate(GROUPS):
-        d = (run_scorer(run).read(queries, groups[name], run.recipe.scoring.rounds).kl - base.kl) * factor[base.t]
+        d = (read(groups[name]).kl - base.kl) * factor[base.t]
         np.testing.assert_allclose(found["retrack"].score[:, g], d.mean(axis=0).sum(axis=-1), rtol=1e-9, atol=1e-9)
     after = exact(run.root)
     assert {k: after[k] for k in before} == before

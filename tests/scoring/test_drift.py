@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from guda.scoring.estimate import difference, moments, rank_columns, stack_estimates
+from guda.scoring.estimate import difference, moments, rank_columns
 from guda.scoring.reference import measure_drift
 from refusals import refused
 
@@ -50,7 +50,7 @@ def test_the_shift_moves_scores_and_leaves_the_scoring_error(rounds):
 
 def test_errors_are_combined_in_quadrature():
     drift = measure_drift(SCORE, OUTSIDE)
-    before = stack_estimates([difference(D[:, :, k]) for k in range(3)])
+    before = vars(difference(D))
     after = drift.widen(before)
     for q in range(4):
         for k in range(3):
@@ -60,7 +60,7 @@ def test_errors_are_combined_in_quadrature():
             np.testing.assert_allclose(after["stderr"][q, k] ** 2, before["stderr"][q, k] ** 2 + stats.sem(others) ** 2)
             np.testing.assert_allclose(after["hi"][q, k] - after["score"][q, k], reach)
             np.testing.assert_allclose(after["score"][q, k] - after["lo"][q, k], reach)
-    single = stack_estimates([difference(D[:1, :, k]) for k in range(3)])
+    single = vars(difference(D[:1]))
     assert drift.widen(single)["stderr"] is None  # one round has no error; the drift's alone would flatter
 
 

@@ -21,6 +21,7 @@ from guda.methods.terms import load_queries, run_scorer
 from guda.run.data import load_data
 from guda.run.models import load_model, need_training
 from guda.run.run import Run
+from guda.scoring.scorer import Reader
 from guda.steps.bank import bank_verify
 from guda.steps.pairs import PairsFile
 from guda.unlearning.bank import Counterfactual
@@ -84,10 +85,10 @@ def test_figures_are_the_terms_differences(done: tuple[Run, PairsFile, dict[str,
     assert [(r.method, r.a, r.b) for r in found.rows] == [("logo", "0", "1"), ("retrack", "0", "1")]
     assert PairsFile.model_validate(read_json(run.path("pairs.json"))) == found
     queries, logo = load_queries(run, SET), get_method(run, "logo")
-    both = pairs_of(logo, [PAIR])
+    both, read = pairs_of(logo, [PAIR]), Reader(run_scorer(run), queries, run.recipe.scoring.rounds)
 
     def elbo(model):  # type: ignore[no-untyped-def]
-        return -run_scorer(run).read(queries, model, run.recipe.scoring.rounds).kl.mean(axis=0).sum(axis=-1)
+        return -read(model).kl.mean(axis=0).sum(axis=-1)
 
     excess = []
     for seed in (1, 2):

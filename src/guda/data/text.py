@@ -56,7 +56,7 @@ def text_encoder(spec: str = "minilm") -> Embed:
 def minilm_tokens(texts: Sequence[str], length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Last hidden states float32 [n, length, 384] and mask bool [n, length]; longer texts are cut at `length` tokens.
 
-    Positions under a False mask hold zeros. `minilm_length` says how long is long enough.
+    Positions under a False mask hold zeros.
     """
     import torch
 
@@ -69,12 +69,6 @@ def minilm_tokens(texts: Sequence[str], length: int) -> tuple[torch.Tensor, torc
         keep = tokens["attention_mask"].bool()
         hidden[rows], mask[rows] = states.last_hidden_state * keep[..., None], keep
     return hidden, mask
-
-
-def minilm_length(texts: Sequence[str]) -> int:
-    """Tokens of the longest text, begin and end included."""
-    tokenizer, _ = _load_minilm()
-    return max((len(ids) for ids in tokenizer(list(texts))["input_ids"]), default=2)
 
 
 def minilm_folder() -> Path:

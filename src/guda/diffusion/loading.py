@@ -178,12 +178,9 @@ def build_denoiser(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser
     """A network to train, by the recipe, for images of `shape` (C, H, W)."""
     from guda.diffusion.denoiser import Denoiser
 
-    if config.scheduler is None:
-        raise GudaError(
-            "scheduler-not-given", "model.scheduler is needed to train a model, e.g. squaredcos_cap_v2:1000"
-        )
+    scheduler = make_scheduler(config.scheduler)
     module, frozen = build_network(config, shape)
-    denoiser = Denoiser.from_module(module, make_scheduler(config.scheduler), frozen=frozen)
+    denoiser = Denoiser.from_module(module, scheduler, frozen=frozen)
     if denoiser.shape != (tuple(shape) if frozen is None else frozen.shape):
         raise GudaError(
             "model-options-mismatch",
@@ -195,10 +192,14 @@ def build_denoiser(config: ModelConfig, shape: tuple[int, int, int]) -> Denoiser
 # ---- noise schedules -------------------------------------------------------------------------------------------------
 
 
-def make_scheduler(text: str) -> Any:
+def make_scheduler(text: str | None) -> Any:
     """`linear:1000` or `squaredcos_cap_v2:4000:v_prediction` -> a DDPMScheduler; or a folder that holds one."""
     from diffusers import DDPMScheduler
 
+    if text is None:
+        raise GudaError(
+            "scheduler-not-given", "model.scheduler is needed to train a model, e.g. squaredcos_cap_v2:1000"
+        )
     if os.path.isfile(os.path.join(text, "scheduler_config.json")):  # false of what cannot be a path, too
         return read_scheduler(Path(text))
     kind, _, rest = text.partition(":")
@@ -269,7 +270,7 @@ def takes_any_size(path: str) -> bool:
 def load(
     path: str, scheduler: str | None = None, lora: str | None = None, fused: bool = False, **options: Any
 ) -> tuple[Any, Any, Frozen | None]:
-    """(network, scheduler, what stands around it) from a pipeline folder, a bare model folder (then `scheduler` is
+    """(network, scheduler, what surrounds it) from a pipeline folder, a bare model folder (then `scheduler` is
     needed), or a Hub id. `lora`: a diffusers LoRA file for a text-to-image pipeline, kept as the adapter that alone is
     trained (diffusion/lora.py), or `fused` into the weights. `options`: OPTIONS of the recipe's model section."""
     folder, given = find_folder(path), {k: v for k, v in options.items() if v is not None}

@@ -3,7 +3,7 @@
     FOLDER/<model>-<step>.png
 
 The pictures start from the same keyed noise every time, so sheets show the same pictures becoming better, and a
-training that is interrupted writes the same bytes. They are drawn by a copy of the network with the weights that
+training that is interrupted writes identical files. They are drawn by a copy of the network with the weights that
 would be scored (the EMA): nothing of the training is touched. 16 pictures of 25 steps cost as much as two or three
 training steps.
 """
@@ -35,7 +35,7 @@ class Preview:
         return step in {max(1, round(share * steps)) for share in SHARES}
 
     def draw(self, model: Denoiser, step: int) -> Path:
-        """`model` must be nobody else's."""
+        """`model`: a copy of the one that is trained."""
         from PIL import Image
 
         noise = initial_noise(model.shape, 0, range(SHEET))

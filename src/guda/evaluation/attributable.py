@@ -46,13 +46,13 @@ TARGET = 0.8  # of what is measured is signal: from here on one group's scores a
 
 MOST = 30  # retrainings; a group that needs more is below noise for every purpose, however many pictures show it
 
-ALPHA = 0.05  # chance that any of the groups is told from noise where none differs from it
+ALPHA = 0.05  # chance that any group passes for different from noise if none is
 
 FEWEST_PLACEBOS = 5  # with fewer, how much placebos differ from each other is not known
 
 STEADY = 20  # rounds after which the weights of groups no longer change
 
-LIGHTEST = 4  # no group counts more than so many times the median group
+LIGHTEST = 4  # no group counts more than this many times the median group
 
 FLIPS = 9_999
 

@@ -38,7 +38,7 @@ class PartitionRow(Config):
 
     @property
     def separated(self) -> tuple[str, ...]:
-        """The six metrics whose change is told from 0."""
+        """Those of the six metrics whose change differs from 0 beyond its error."""
         return tuple(m for m in SIX if m in self.change and self.change[m].separated)
 
 

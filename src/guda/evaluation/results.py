@@ -22,9 +22,7 @@ from pydantic import (
     Field,
     FiniteFloat,
     NonNegativeFloat,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
 )
 
 from guda.config import Config
@@ -87,6 +85,8 @@ class GroupAverage(Figure):
 
 
 class DatasetEntry(Config):
+    omitted = dict.fromkeys(("averages", "attributable", "oracle"), (None,))
+
     n_queries: int = Field(ge=1)
     seeds: list[int] = Field(description="seeds of the LOGO oracle")
     ceiling: dict[str, Figure] | None = Field(description="one LOGO retraining; null with one seed")
@@ -118,15 +118,6 @@ class DatasetEntry(Config):
     attributable: dict[str, Attributability] | None = Field(
         default=None, description="by method with several trainings or placebos: which groups can be attributed at all"
     )
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Files of scores that leave nothing out, and of what was measured before, have no such keys."""
-        value: dict[str, Any] = handler(self)
-        for key in ("averages", "attributable", "oracle"):
-            if getattr(self, key) is None:
-                value.pop(key, None)
-        return value
 
 
 class Machine(Config):

@@ -1,8 +1,8 @@
 """Sanity: pictures whose group is known, scored like any others. How often is the right group first, and how often were
 the claims right?
 
-A held-out real picture was not made by the model and is no training image, so no training image is its cause. But a
-method that cannot tell which group it belongs to will not tell which group a generated picture owes. Intervals are
+A held-out real picture is neither made by the model nor a training image, so no training image is its cause. But a
+method that cannot recognise its group will not recognise the group that shaped a generated picture. Intervals are
 binomial (Clopper and Pearson), over other pictures like these, GIVEN THESE MODELS: all pictures meet the same models,
 so nothing is claimed about other trainings.
 

@@ -9,7 +9,7 @@ tasks i of a set took s_i seconds for e_i network evaluations, and with a varian
 The evaluations per query are the method's own, so a full model that another method's tasks have evaluated already is
 charged to every method that needs it. Methods without such shared work, and runs that did not count evaluations, have
 t_query = (recorded seconds) / Q. LOGO is charged for ONE retraining per group, whatever the oracle's number of seeds.
-theta_full and a group-conditional twin are nobody's cost; times are sums over workers, without theirs waiting.
+theta_full and a group-conditional twin are charged to no method; times are sums over workers, waiting excluded.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def one_retraining(entry: DatasetEntry, lines: Iterable[Timing] = ()) -> Cost:
 
 def published_timings(table: PublishedTable) -> list[Timing]:
     """The paper's lines; t_query = its scoring time over its queries. Where it gives bounds ("<0:01") there is no line,
-    only the bound: a number made of it would be nobody's measurement."""
+    only the bound, because nothing was measured there."""
     n, groups, found = table.data.queries, table.data.groups, []
     for row in table.rows.values():
         if not row.times:

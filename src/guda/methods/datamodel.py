@@ -34,7 +34,7 @@ from guda.run.task import Task
 from guda.scoring import datamodel
 from guda.scoring.bands import Bands
 from guda.scoring.datamodel import Datamodel
-from guda.scoring.estimate import LEVEL, Training, difference, rank_columns, stack_estimates, t_quantile
+from guda.scoring.estimate import LEVEL, Estimate, Training, difference, rank_columns, t_quantile
 from guda.scoring.reading import CLOSER_EXCESS_SIGN, CLOSER_SIGN, HALF_EXCESS_SIGN, HALF_SIGN
 from guda.scoring.reference import Excess, average
 from guda.scoring.scorer import Reader, Scorer
@@ -176,9 +176,8 @@ class DatamodelMethod(Method):
             return found.covariance[q], np.full(found.covariance[q].shape, found.df[q])
 
         ranks = rank_columns(d, 0.0 if less is None else less.cov, training)
-        columns = stack_estimates([difference(d[:, :, g], grid=bool(scorer.plan.grid)) for g in range(d.shape[2])])
         reach = t_quantile(0.5 + LEVEL / 2, df) * found.stderr
-        columns = _widened(columns, found.stderr, reach)
+        columns = _widened(difference(d, grid=bool(scorer.plan.grid)), found.stderr, reach)
         if less is not None:
             columns = less.widen(columns)
         signs = (CLOSER_SIGN, CLOSER_EXCESS_SIGN) if scorer.path else (HALF_SIGN, HALF_EXCESS_SIGN)
@@ -214,9 +213,9 @@ class DatamodelMethod(Method):
         return self._average(queries, usual.fit(self.config.ridge)).of(scores)
 
 
-def _widened(columns: dict[str, Any], stderr: np.ndarray, reach: np.ndarray) -> dict[str, Any]:
+def _widened(own: Estimate, stderr: np.ndarray, reach: np.ndarray) -> dict[str, Any]:
     """With the error of training: in quadrature, standard errors and half-widths alike."""
-    score = columns["score"]
-    if columns["stderr"] is not None:
-        stderr, reach = np.hypot(columns["stderr"], stderr), np.hypot(columns["hi"] - score, reach)
+    score = own.score
+    if own.stderr is not None and own.hi is not None:
+        stderr, reach = np.hypot(own.stderr, stderr), np.hypot(own.hi - score, reach)
     return {"score": score, "stderr": stderr, "lo": score - reach, "hi": score + reach}

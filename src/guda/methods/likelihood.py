@@ -28,7 +28,7 @@ from guda.run.models import load_model, run_schedule
 from guda.run.parts import Shard, Sharded, query_shard, query_shards
 from guda.run.run import Run
 from guda.run.task import Task, pending
-from guda.scoring.estimate import difference, rank_columns, stack_estimates
+from guda.scoring.estimate import difference, rank_columns
 from guda.scoring.scores import Scores
 
 FORWARD_AND_PRODUCT = 3  # evaluation units of a network call with one product
@@ -100,7 +100,7 @@ def _combine(
         n_evals = np.full(d.shape[1:3], 2 * len(sets) * evals(run.recipe.likelihood))
     return Scores(
         method=name, unit="nats", estimand=estimand(run), queries=queries.ids, groups=found.groups, n_evals=n_evals,
-        **stack_estimates([difference(d[:, :, g]) for g in range(len(found.groups))]), **rank_columns(d),
+        **vars(difference(d)), **rank_columns(d),
     )  # fmt: skip
 
 

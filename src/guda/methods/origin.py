@@ -28,7 +28,7 @@ from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import BYTES_PER_TERM, ModelRef, load_queries, run_scorer
 from guda.parts import FolderParts
 from guda.run.data import load_data, scored_groups
-from guda.run.models import cached_latents, load_model, model_files, run_schedule
+from guda.run.models import cached_latents, has_model, load_model, run_schedule
 from guda.run.parts import Sharded, query_shard, query_shards
 from guda.run.plan import needs_pilot, run_plan
 from guda.run.run import Run
@@ -38,19 +38,14 @@ from guda.run.task import Task, pending, tick
 from guda.scoring.copies import Crowding, Nearest, crowding, find_copied, nearest
 from guda.scoring.origin import LEAST, ROUNDS, Described, Origin, make_origins, typical_p
 from guda.scoring.plan import Plan, typical_plan
-from guda.scoring.scorer import shard_names
+from guda.scoring.scorer import Reader, shard_names
 
 FULL = ModelRef("base")
 
 
 def origins_asked(run: Run) -> bool:
     """Not where there is no model to ask: some methods look at images alone."""
-    if run.recipe.scoring.foreign == "skip":
-        return False
-    try:
-        return isinstance(run, Sketch) or all(map(run.has, model_files(run, "base")))
-    except GudaError:
-        return False
+    return run.recipe.scoring.foreign != "skip" and (isinstance(run, Sketch) or has_model(run))
 
 
 def draws_samples(run: Run) -> bool:
@@ -219,7 +214,7 @@ def _typical(run: Run, queries: Queries, samples: Queries) -> np.ndarray | None:
 
 
 def _described(run: Run, queries: Queries) -> Described:
-    terms = run_scorer(run, estimand="elbo", plan=_plan(run)).read(queries, FULL, ROUNDS)
+    terms = Reader(run_scorer(run, estimand="elbo", plan=_plan(run)), queries, ROUNDS)(FULL)
     return Described.of_terms(terms, queries.images, _read_nearest(run, queries).distance)
 
 

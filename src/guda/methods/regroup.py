@@ -47,14 +47,11 @@ class Grouping(Config, ABC):
     drifts: ClassVar[bool] = True  # False: drift has no part in what is compared
     repeated: ClassVar[bool] = True  # False: unlearned once, whatever the number of seeds
 
+    passes: float | None = None  # how many times the steps of a leaf unlearn each of them; None: as their sizes say
+
     @property
     @abstractmethod
     def groups(self) -> tuple[str, ...]: ...
-
-    @property
-    def passes(self) -> float | None:
-        """How many times the steps of a leaf it takes to unlearn each of them; None: as their sizes say."""
-        return None
 
     @abstractmethod
     def regroup(self, known: Groups, group: str) -> Groups:
@@ -86,22 +83,18 @@ class Subset(Grouping):
 
 
 class Placebos(Grouping):
-    """Random groups placebo-0, placebo-1, ... of `size` images each."""
+    """Random groups placebo-0, placebo-1, ... of `size` images each; `passes`: those of the groups they stand for."""
 
     suffix = PLACEBO
     repeated = False
     n: int
     size: int
     seed: int
-    times: float  # `passes`: no fewer than of the groups they stand for
+    passes: float
 
     @property
     def groups(self) -> tuple[str, ...]:
         return tuple(f"placebo-{i}" for i in range(self.n))
-
-    @property
-    def passes(self) -> float:
-        return self.times
 
     def regroup(self, known: Groups, group: str) -> Groups:
         inside = np.zeros(known.n_images, bool)
@@ -134,14 +127,11 @@ class Pairs(Grouping):
     suffix = "-pairs"
     drifts = False  # in a difference of three models
     pairs: tuple[Pair, ...]
+    passes: float | None = 1.0
 
     @property
     def groups(self) -> tuple[str, ...]:
         return tuple(pair_name(pair) for pair in self.pairs)
-
-    @property
-    def passes(self) -> float:
-        return 1.0
 
     def regroup(self, known: Groups, group: str) -> Groups:
         return joined(known, self.pairs[self.groups.index(group)])
@@ -235,18 +225,14 @@ def takes_placebos(method: Method) -> bool:
     return method.regroupable and not method.oracle
 
 
-def _placebos(method: ElboMethod, n: int) -> Placebos:
-    names = scored_groups(method.run)
-    size = placebo_size(load_data(method.run).groups, names)
-    times = float(np.median([method.passes(g) for g in names]))
-    return Placebos(n=n, size=size, seed=method.placebo_seed, times=times)
-
-
 def placebos_of(method: Method, n: int) -> ElboMethod:
     """The method with `n` random groups for groups."""
     Placebos.check(method)
     assert has_counterfactuals(method)
-    return method.on(_placebos(method, n))
+    names = scored_groups(method.run)
+    size = placebo_size(load_data(method.run).groups, names)
+    passes = float(np.median([method.passes(g) for g in names]))
+    return method.on(Placebos(n=n, size=size, seed=method.placebo_seed, passes=passes))
 
 
 def fitted_placebos(method: Method) -> ElboMethod | None:

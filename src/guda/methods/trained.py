@@ -19,7 +19,7 @@ from guda.errors import GudaError, NotFinite
 from guda.files import digest, read_json, write_json
 from guda.methods.origin import own_samples
 from guda.run.data import load_data
-from guda.run.models import cached_latents, load_model, model_digest, model_files
+from guda.run.models import cached_latents, has_model, load_model, model_digest
 from guda.run.run import Run
 from guda.scoring.trained import IMAGES, PICTURES, Trained, how_trained
 
@@ -33,7 +33,7 @@ class _Kept(Config):
 
 def trained(run: Run) -> Trained | None:
     """None where there is no model yet, or none that can be asked."""
-    if run.recipe.prompts is not None or not _has_model(run):
+    if run.recipe.prompts is not None or not has_model(run):
         return None
     model = load_model(run, "base")
     if model.conditional or isinstance(model.schedule, FlowSchedule):
@@ -59,10 +59,3 @@ def trained(run: Run) -> Trained | None:
     with suppress(OSError, GudaError):  # a folder that cannot be written to has its answer all the same
         write_json(path, _Kept(of=of, found=found).model_dump(mode="json"))
     return found
-
-
-def _has_model(run: Run) -> bool:
-    try:
-        return all(map(run.has, model_files(run, "base")))
-    except GudaError:
-        return False

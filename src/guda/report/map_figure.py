@@ -2,7 +2,7 @@
 
 Cells that are not above the noise floor (scoring/maps.py) stay grey. Path divergences go from yellow to dark red; ELBO
 differences are red where the picture is explained worse without the group and blue where better. Latent cells are
-enlarged to the picture, for display only. From the same map and the same Pillow come the same bytes.
+enlarged to the picture, for display only. The same map and the same Pillow give identical bytes.
 """
 
 from __future__ import annotations

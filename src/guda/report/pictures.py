@@ -1,7 +1,7 @@
 """Pictures as PNG: grids with names beside their rows and above their columns, and small ones inside the page.
 
 In a grid every pixel is a picture's own. Small pictures are enlarged by whole factors without smoothing, large ones
-shrunk. From the same pictures and the same Pillow come the same bytes.
+shrunk. The same pictures and the same Pillow give identical bytes.
 
 The page holds data URIs, each different exemplar once. Queries are many, so their size is chosen such that even
 incompressible colour pictures stay within a budget. Exemplars are shown again and again, so they are SVG symbols that

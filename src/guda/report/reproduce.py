@@ -1,8 +1,8 @@
 """One experiment of the paper, from nothing to its tables and figures: `guda reproduce NAME`.
 
 What an experiment consists of is a file (recipes/reproduce/NAME.yaml): a recipe per scale, the methods beside the
-recipe's own, and which of the paper's questions are asked of it. Every stage is an ordinary verb that resumes and
-redoes nothing, so the whole does; tables and figures are arithmetic on finished runs and come out the same bytes.
+recipe's own, and which of the paper's questions are asked of it. Every stage is an ordinary command that resumes and
+redoes nothing, and so does the whole; the same finished runs give byte-identical tables and figures.
 
     RUN/            the experiment                      RUN/tables/    Markdown, CSV and LaTeX, one each per table
     RUN-noisy/      the same on a noisy partition       RUN/figures/   SVG, and PNG where there are pictures

@@ -3,7 +3,7 @@ picture (paper, figure of generations under group removal).
 
 DDIM, 100 steps, eta = 0; column i starts from the noise of (seed, i) in every row. Text-to-image: column i has the same
 evaluation prompt in every row too, of the i-th scored group, so its own group's row is where it should
-change. One task per model, kept in RUN/figures/same-noise/, so that an interrupted drawing goes on where it was.
+change. One task per model, kept in RUN/figures/same-noise/, so that an interrupted drawing resumes.
 
 On the page every picture is a symbol (report/pictures.py), paid once per model and noise, however many cards show it. A
 method that combines others (hybrid) has no model of its own that draws: the pictures of its first part that does stand

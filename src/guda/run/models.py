@@ -32,7 +32,7 @@ from guda.data.images import ImageData
 from guda.data.prompts import Prompts
 from guda.diffusion import distributed
 from guda.diffusion.denoiser import Denoiser, Latents, default_device, encode_all
-from guda.diffusion.loading import OPTIONS, build_denoiser
+from guda.diffusion.loading import OPTIONS, build_denoiser, make_scheduler
 from guda.diffusion.lora import adapted
 from guda.diffusion.schedule import FlowSchedule, Schedule
 from guda.errors import GudaError, Mismatch
@@ -149,6 +149,14 @@ def model_files(run: Run, name: str) -> tuple[str, ...]:
     return () if name in GIVEN else (f"models/{name}/{CARD}",)
 
 
+def has_model(run: Run) -> bool:
+    """Whether the model under study is there; not in a run that neither has one nor trains one."""
+    try:
+        return all(map(run.has, model_files(run, "base")))
+    except GudaError:
+        return False
+
+
 def model_digest(run: Run, name: str) -> str:
     name = resolve(run, name)
     if name in GIVEN:
@@ -205,17 +213,17 @@ def _load_adapter(folder: Path, expected: str, base: Denoiser) -> Denoiser:
 
 
 @lru_cache(maxsize=8)
-def _schedule(config: str, shape: tuple[int, int, int]) -> Schedule:
-    return build_denoiser(ModelConfig.model_validate_json(config), shape).schedule
+def _schedule(scheduler: str | None) -> Schedule:
+    return Schedule.from_scheduler(make_scheduler(scheduler))
 
 
 def run_schedule(run: Run) -> Schedule:
-    """The schedule, also before the model is trained."""
+    """The schedule, also before the model is trained: of one that is trained here no network is built."""
     if isinstance(run, Sketch):
         return run.model.schedule
     if (given := given_name(run.recipe.model)) is not None:
         return load_model(run, given).schedule
-    return _schedule(run.recipe.model.model_dump_json(), load_data(run).shape)
+    return _schedule(run.recipe.model.scheduler)
 
 
 def given_name(config: ModelConfig) -> str | None:

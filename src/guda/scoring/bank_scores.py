@@ -157,7 +157,7 @@ def _origins(
             for shard in pictures.shards(config.shard):
                 scorer.evaluate(shard, [full], ROUNDS)
             distance = None if near is None else near.distance
-            return Described.of_terms(scorer.read(pictures, full, ROUNDS), pictures.images, distance)
+            return Described.of_terms(Reader(scorer, pictures, ROUNDS)(full), pictures.images, distance)
 
         places = samples.find(queries.images, queries.prompts)
         p = typical_p(describe(samples, near_samples), describe(queries, near_queries), places)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from guda.scoring.bands import Bands
-from guda.scoring.estimate import Training, difference, rank_columns, stack_estimates
-from guda.scoring.plan import Plan
+from guda.scoring.estimate import Training, difference, rank_columns
 from guda.scoring.reference import Drift
 from guda.scoring.scorer import M, Reader, Scorer, Set, Shares
 from guda.scoring.scores import Scores
@@ -61,12 +60,8 @@ def directions(
     models = dict.fromkeys(m for full, others in sets for m in (full, *(others[g] for g in groups)))
     if not read.scorer.path or not all(read.has(m, "error") for m in models):
         return {}
-    estimates = _estimates(contributions(sets, groups, read, shares, "error"), read.scorer.plan)
-    return {"elbo": estimates["score"], "elbo_stderr": estimates["stderr"]}
-
-
-def _estimates(d: np.ndarray, plan: Plan) -> dict[str, Any]:
-    return stack_estimates([difference(d[:, :, g], grid=bool(plan.grid)) for g in range(d.shape[2])])
+    found = difference(contributions(sets, groups, read, shares, "error"), grid=bool(read.scorer.plan.grid))
+    return {"elbo": found.score, "elbo_stderr": found.stderr}
 
 
 def seed_noise(
@@ -112,7 +107,7 @@ def combine(
     if less is not None:
         d = less.spread(d)
         names["unit"] = less.unit or names["unit"]
-    columns = _estimates(d, plan)
+    columns = vars(difference(d, grid=bool(plan.grid)))
     estimand = scorer.estimand + (f", bands {bands.name} only" if bands else "") + (less.suffix if less else "")
     return Scores(
         estimand=estimand, n_evals=networks * plan.evals_per_round * len(d),

@@ -10,7 +10,7 @@ error comes from successive differences along t; it counts the trend as noise an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """All [Q] in nats; stderr, lo, hi are None where one draw per stratum leaves no error model."""
+    """In nats, [Q] or [Q, G]; stderr, lo, hi are None where one draw per stratum leaves no error model."""
 
     score: np.ndarray
     stderr: np.ndarray | None
@@ -55,8 +55,9 @@ def t_quantile(p: float, df: np.ndarray | float) -> np.ndarray:
 
 
 def difference(d: np.ndarray, *, grid: bool = False) -> Estimate:
-    """Estimate from paired contributions d = KL_counterfactual - KL_full [R, Q, S]; `grid`: one draw per fixed t."""
-    rounds, _, strata = d.shape
+    """From paired contributions d = KL_counterfactual - KL_full, [R, Q, S] of one group or [R, Q, G, S] of several;
+    `grid`: one draw per fixed t."""
+    rounds, strata = len(d), d.shape[-1]
     score = d.mean(axis=0).sum(axis=-1)
     df: np.ndarray | float
     if rounds >= 2:
@@ -73,13 +74,6 @@ def difference(d: np.ndarray, *, grid: bool = False) -> Estimate:
     stderr = np.sqrt(variance)
     reach = t_quantile(0.5 + LEVEL / 2, df) * stderr
     return Estimate(score, stderr, score - reach, score + reach)
-
-
-def stack_estimates(estimates: Sequence[Estimate]) -> dict[str, Any]:
-    """One estimate per group -> score, stderr, lo, hi as [Q, groups] (None where there is no error model)."""
-    fields = ("score", "stderr", "lo", "hi")
-    columns = {f: [getattr(e, f) for e in estimates] for f in fields}
-    return {f: None if any(c is None for c in values) else np.stack(values, axis=1) for f, values in columns.items()}
 
 
 # ---- ranks: differences between groups, rank intervals, probability of being first

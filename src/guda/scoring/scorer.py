@@ -82,12 +82,9 @@ class Scorer(Generic[M]):
         """What the estimand needs of a counterfactual."""
         return "change" if self.path else "error"
 
-    def part_name(self, shard: str, model: M, round_: int) -> str:
-        """Of what the estimand needs of a model: its errors, or of a counterfactual its changes."""
-        return self.name(shard, model, round_, self.kind)
-
-    def name(self, shard: str, model: M, round_: int, kind: str) -> str:
-        letter = {"error": "r", "change": "c"}[kind]
+    def part_name(self, shard: str, model: M, round_: int, kind: str | None = None) -> str:
+        """`kind`: "error" or "change"; default: what the estimand needs."""
+        letter = {"error": "r", "change": "c"}[kind or self.kind]
         return f"{self.folder}/{shard}/{model.key}/{letter}{round_:03d}.parquet"
 
     def evaluated(self, models: Iterable[M]) -> list[M]:
@@ -154,7 +151,7 @@ class Scorer(Generic[M]):
             }
         )
         header = self.inputs(model, kind) | {"estimand": self.plan.estimand, "plan": self.plan.key}
-        self.parts.write(self.name(shard, model, round_, kind), table, header)
+        self.parts.write(self.part_name(shard, model, round_, kind), table, header)
 
     def inputs(self, model: M, kind: str) -> dict[str, str]:
         """What a part was computed from."""
@@ -169,21 +166,9 @@ class Scorer(Generic[M]):
     ) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """(t, squares, query ids) of one part, [q, strata]; refused if it was computed with other weights."""
         kind, strata = kind or self.kind, self.plan.n_strata
-        table = self.parts.read(self.name(shard, model, round_, kind), self.inputs(model, kind), "terms-stale")
+        table = self.parts.read(self.part_name(shard, model, round_, kind), self.inputs(model, kind), "terms-stale")
         ids = table["query"].to_pylist()[::strata]
         return table["t"].to_numpy().reshape(-1, strata), table[kind].to_numpy().reshape(-1, strata), ids
-
-    def read(
-        self, queries: Queries, model: M, rounds: int, bands: Bands | None = None, kind: str | None = None
-    ) -> Terms:
-        """All rounds of a fully evaluated model; `bands` other than None weigh the timesteps."""
-        shards, weights = shard_names(queries, self.shard), self.weights(bands)
-        kls, ts = [], []
-        for r in range(rounds):
-            parts = [self.read_part(shard, model, r, kind) for shard in shards]
-            ts.append(np.concatenate([p[0] for p in parts]))
-            kls.append(kl(self.plan, weights, ts[-1], np.concatenate([p[1] for p in parts])))
-        return Terms(np.stack(kls), np.stack(ts))
 
     def weights(self, bands: Bands | None = None) -> np.ndarray:
         """What a squared error at t counts for in the bound, [T]."""
@@ -261,7 +246,7 @@ class _Round(Generic[M]):
         are of the whole shard: they tell its sign, and whether the model makes such pictures."""
         shard, mine = shard_name(self.queries), np.isin(chosen, wanted.get(model, chosen))
         if kind != self.scorer.kind or model not in wanted:
-            exists = self.scorer.parts.has(self.scorer.name(shard, model, self.number, kind))
+            exists = self.scorer.parts.has(self.scorer.part_name(shard, model, self.number, kind))
             if exists or int(mine.sum()) < self.queries.n:
                 return
         ids = np.array(self.queries.ids)[chosen[mine]]
@@ -283,23 +268,28 @@ class _Predictions:
 
 
 class Reader(Generic[M]):
-    """Terms of a query set; each model's are read once, however many scores are made of them."""
+    """Terms of a query set, of models that are fully evaluated; each model's are read once, however many scores are
+    made of them. `bands` other than None weigh the timesteps."""
 
     def __init__(self, scorer: Scorer[M], queries: Queries, rounds: int, bands: Bands | None = None) -> None:
-        self.scorer, self.queries, self.rounds, self.bands = scorer, queries, rounds, bands
+        self.scorer, self.queries, self.rounds = scorer, queries, rounds
+        self._shards, self._weights = shard_names(queries, scorer.shard), scorer.weights(bands)
         self._read: dict[tuple[M, str], Terms] = {}
 
     def __call__(self, model: M, kind: str = "error") -> Terms:
         if (model, kind) not in self._read:
-            self._read[model, kind] = self.scorer.read(self.queries, model, self.rounds, self.bands, kind)
+            kls, ts = [], []
+            for r in range(self.rounds):
+                parts = [self.scorer.read_part(shard, model, r, kind) for shard in self._shards]
+                ts.append(np.concatenate([p[0] for p in parts]))
+                kls.append(kl(self.scorer.plan, self._weights, ts[-1], np.concatenate([p[1] for p in parts])))
+            self._read[model, kind] = Terms(np.stack(kls), np.stack(ts))
         return self._read[model, kind]
 
     def has(self, model: M, kind: str) -> bool:
         """Whether all its parts of this kind are there."""
-        names = shard_names(self.queries, self.scorer.shard)
-        return all(
-            self.scorer.parts.has(self.scorer.name(s, model, r, kind)) for s in names for r in range(self.rounds)
-        )
+        names = (self.scorer.part_name(s, model, r, kind) for s in self._shards for r in range(self.rounds))
+        return all(map(self.scorer.parts.has, names))
 
     def paired(self, full: M, other: M, kind: str | None = None) -> Terms:
         """What a draw contributes to the score of `other` against `full`, nats: by the estimand, or of `kind`

@@ -103,7 +103,7 @@ def measure(
     """Of the K models that `denoiser.raws` answers for; `reference`: predictions of the model they came from at these
     draws; `keep` returns the predictions, to be a reference. `squares`: `whole`, or `by_cell` for errors and changes
     [K, Q, S, H, W]."""
-    eps, x_t, t, owner = _rows(draws)
+    eps, x_t, t, owner = rows_of(draws)
     zero_snr = torch.from_numpy(denoiser.schedule.zero_snr)[t]
     errors: list[torch.Tensor] = []
     changes: list[torch.Tensor] = []
@@ -138,7 +138,7 @@ def measure_rule(
 ) -> np.ndarray:
     """The changes float64 [K, Q, S] of a rule's members. They are a function of x_t and its class alone: no network is
     evaluated. `squares` as of `measure`."""
-    _, x_t, t, owner = _rows(draws)
+    _, x_t, t, owner = rows_of(draws)
     moves, device = [], denoiser.device
     for rows in blocks(len(t), block):
         x_b, t_b = rows.take(x_t).to(device), rows.take(t).to(device)
@@ -150,7 +150,7 @@ def measure_rule(
     return _per_draw(moves, draws)
 
 
-def _rows(draws: Draws) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def rows_of(draws: Draws) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(eps, x_t, t, query) with a row for each half of each draw."""
     n_queries, n_strata, halves = draws.eps.shape[:3]
     t = torch.from_numpy(np.repeat(draws.t.reshape(-1), halves))

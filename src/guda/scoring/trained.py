@@ -34,7 +34,7 @@ from guda.config import Config
 from guda.diffusion.denoiser import Denoiser
 from guda.scoring.origin import FOREIGN, Described, typical_p
 from guda.scoring.plan import Plan, typical_plan
-from guda.scoring.terms import Draws, kl, make_draws, squared_errors
+from guda.scoring.terms import Draws, kl, make_draws, rows_of, squared_errors
 from guda.unlearning.operators.retrack import Posterior
 
 PICTURES = 48  # training images, and at most as many samples
@@ -139,16 +139,13 @@ Predictor = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 def _errors(draws: Draws, x0_hat: Predictor, of: Denoiser | Posterior) -> np.ndarray:
     """[Q, S] of a denoiser (x_t, t, picture) -> x_0, the mean over the halves of a draw."""
-    q, s, halves = draws.eps.shape[:3]
-    eps, x_t = draws.eps.flatten(0, 2), draws.x_t.flatten(0, 2)
-    t = torch.from_numpy(np.repeat(draws.t.reshape(-1), halves))
-    picture = torch.arange(q).repeat_interleave(s * halves)
+    eps, x_t, t, picture = rows_of(draws)
     errors = []
     for rows in torch.arange(len(t)).split(BLOCK):
         a, sigma = of.schedule.coefficients(t[rows], x_t[rows])
         predicted = (x_t[rows] - a * x0_hat(x_t[rows], t[rows], picture[rows])) / sigma
         errors.append((predicted - eps[rows]).double().square().flatten(1).sum(1))
-    return np.asarray(torch.cat(errors).numpy().reshape(q, s, halves).mean(axis=2))
+    return np.asarray(torch.cat(errors).numpy().reshape(draws.eps.shape[:3]).mean(axis=2))
 
 
 def _skill(rows: _Rows, denoiser: Denoiser) -> tuple[float | None, float | None]:

@@ -65,10 +65,6 @@ def calibration_path(run: Run, method: str) -> Path:
     return run.path("calibration", scoring.estimand + ("-excess" if scoring.excess else ""), f"{method}.json")
 
 
-def run_oracle_id(run: Run) -> str:
-    return run.recipe.evaluation.against
-
-
 def source_of(run: Run, found: Method, oracle: ElboMethod) -> Source:
     scoring = run.recipe.scoring
     asked: dict[str, Any] = {
@@ -125,7 +121,7 @@ def calibration_state(run: Run, found: Method) -> tuple[State, Calibration | Non
     made = None if found.oracle else read_calibration(run, found.method_id)
     if made is None:
         return "none", None
-    oracle = get_method(run, run_oracle_id(run))
+    oracle = get_method(run, run.recipe.evaluation.against)
     if made.oracle != oracle.method_id or not has_counterfactuals(oracle) or not oracle.fitted():
         return "stale", made
     same = made.seeds == list(oracle.seed_sets()) and made.source == source_of(run, found, oracle)

@@ -153,8 +153,7 @@ def check_scorable(run: Run, methods: Sequence[str]) -> None:
 
 
 def fit_free(run: Run, methods: Sequence[str], engine: Engine) -> None:
-    """Fit those that are not fitted yet and cost no evaluation of the run's network."""
-    check_scorable(run, methods)
+    """Fit those that are not fitted yet; they are `check_scorable`, so it costs no evaluation of the run's network."""
     if left := [m for m in methods if not get_method(run, m).fitted()]:
         fit(run, left, engine)
 

@@ -238,9 +238,8 @@ def _by_posterior(
     found = read_coalitions(run, queries, ask)
     d = _rows(found["shares"], rows)  # [R, Q, K, S]
     drawn = np.stack([np.sqrt(found["variance"][:, one]).sum(axis=1) for one in rows], axis=1)  # [Q, K]
-    own = [difference(d[:, :, k]) for k in range(d.shape[2])]
-    score, stderr = (np.stack([_known(getattr(e, f)) for e in own], axis=1) for f in ("score", "stderr"))
-    reach = np.stack([_known(e.hi) - e.score for e in own], axis=1)
+    own = difference(d)
+    score, stderr, reach = own.score, _known(own.stderr), _known(own.hi) - own.score
     every = float(t_quantile(0.5 + LEVEL / 2, float(options.orders)))
     table = _Rows(score, np.hypot(stderr, drawn), np.hypot(reach, every * drawn))
     n = queries.n
@@ -273,8 +272,8 @@ def _by_halves(
     first, apart = values.inside[0::2], v[0::2] - v[1::2]
     found = kernel_regression(first, apart, whole)
     draws = np.einsum("qgp,prqs->rqgs", found.weights, values.draws[0::2] - values.draws[1::2])
-    own = [difference(d) for d in np.moveaxis(_rows(draws, rows), 2, 0)]
-    scoring = np.stack([np.stack([_known(e.stderr), _known(e.hi) - e.score]) for e in own], axis=2)  # [2, Q, K]
+    own = difference(_rows(draws, rows))
+    scoring = np.stack([_known(own.stderr), _known(own.hi) - own.score])  # [2, Q, K]
     table = _halved(found.shares, found.covariance, rows, scoring, found.df)
     mean = kernel_regression(first, apart.mean(axis=1, keepdims=True), whole.mean(keepdims=True))
     together = np.sqrt((scoring**2).sum(axis=1, keepdims=True)) / queries.n

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from guda.config import Config, TrainingConfig
 from guda.data.classes import Classes, class_numbers
@@ -37,8 +37,7 @@ from guda.unlearning.student import BATCHES, Patience, Student, split
 class UnlearnConfig(Config):
     """Settings that every operator has."""
 
-    # Left out of the settings that artifacts are named after while they have these values: older artifacts lack them.
-    unused: ClassVar[dict[str, Any]] = {"seeds": (), "checkpointing": False, "optimizer": "adamw"}
+    omitted: ClassVar = {"seeds": ((), []), "checkpointing": (False,), "optimizer": ("adamw",)}
 
     steps: int = Field(100, gt=0, description="Optimiser steps per group.")
     lr: float = Field(1e-3, gt=0, description="Peak learning rate (AdamW).")
@@ -84,11 +83,6 @@ class UnlearnConfig(Config):
         if len(set(seeds)) != len(seeds) or min(seeds, default=0) < 0:  # one twice would pass for no randomness
             raise ValueError("seeds must be different whole numbers, 0 or more")
         return seeds
-
-    @model_serializer(mode="wrap")
-    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        unused = self.unused
-        return {key: value for key, value in dump(self).items() if key not in unused or value not in (unused[key], [])}
 
     @model_validator(mode="after")
     def _reaches_its_rate(self) -> UnlearnConfig:

@@ -1,7 +1,7 @@
 """Model families: which networks guda loads and trains, and the components around each of them.
 
 A `Family` says which network classes may be read, how a recipe's `model.net` builds one, and which pipeline folders it
-reads as a whole. A `Frozen` part is what stands around a network and is never trained: the VAE before it, the text
+reads as a whole. A `Frozen` part surrounds a network and is never trained: the VAE before it, the text
 encoder beside it, and how the network is called. A new family is one file that registers a Family:
 
     FAMILIES.register("my-net")(MyFamily())
@@ -55,14 +55,14 @@ Row = dict[str, torch.Tensor]  # the embedding of one prompt, by argument of the
 
 
 class Frozen(ABC):
-    """What stands around a network. x_0 is what the network sees: pixels, or the posterior mean of a VAE times its
+    """What surrounds a network. x_0 is what the network sees: pixels, or the posterior mean of a VAE times its
     scaling factor. Training, unlearning and scoring see a Denoiser and none of this."""
 
     image_shape: tuple[int, int, int]  # (C, H, W) of an image in pixels
     shape: tuple[int, int, int]  # (C, H, W) of x_0
     tokens: int | None = None  # a picture is to the network, where its noise levels depend on it (dynamic shifting)
     cache_latents: ClassVar[bool] = False  # whether encoding is so slow that a run keeps the result on disk
-    embeds_guidance: ClassVar[bool] = False  # whether the network is told a guidance (`cond.tensors["guidance"]`)
+    embeds_guidance: ClassVar[bool] = False  # whether guidance is an input of the network (`cond.tensors["guidance"]`)
     drops_variance: ClassVar[bool] = False  # whether `call` leaves out the half of the channels that is a variance
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class Family:
     pipeline: str | None = None  # `_class_name` of the pipeline folders (model_index.json) it reads as a whole
 
     def build(self, config: ModelConfig, shape: tuple[int, int, int]) -> tuple[nn.Module, Frozen | None]:
-        """A new network for images of `shape`, by a recipe's model section, and what stands around it. Raise
+        """A new network for images of `shape`, by a recipe's model section, and what surrounds it. Raise
         TypeError, ValueError or RuntimeError where the options do not make a network."""
         raise GudaError(
             "family-not-trainable", f"model.net {config.net!r} cannot be trained from scratch; give model.start or path"

@@ -5,9 +5,10 @@
 Packing is inside `call`, so x_0 is the VAE's latent [16, H/8, W/8] as in every other family. The network takes pictures
 of any size: `model.size` says which (1024 by default), and the shift of the noise levels follows from it.
 
-FLUX.1-dev is distilled from a guided model and is told the guidance w it imitates. Scores, training and unlearning use
-one recorded w, `model.guidance`, by default 1: the plain conditional prediction, as for every model that is guided from
-outside. Pictures are drawn with `queries.guidance`. FLUX.1-schnell is distilled to four steps and is refused.
+FLUX.1-dev is distilled from a guided model; the guidance w that it imitates is an input. Scores, training and
+unlearning use one recorded w, `model.guidance`, by default 1: the plain conditional prediction, as for every model that
+is guided from outside. Pictures are drawn with `queries.guidance`. FLUX.1-schnell is distilled to four steps and is
+refused.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Flux(LatentFrozen):
         given = self.source().get("guidance")
         if given is not None and not self.told:
             raise GudaError(
-                "model-guidance-unsupported", "the network is told no guidance (guidance_embeds); remove model.guidance"
+                "model-guidance-unsupported",
+                "the network has no guidance input (guidance_embeds); leave out model.guidance",
             )
         self.guidance = 1.0 if given is None else float(given)
 

@@ -11,7 +11,7 @@ that away; the shift keeps it. Forget and retain samples are treated alike (on m
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,13 +23,11 @@ from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
 from guda.unlearning.density import GaussianDensity, GaussianRemoval, ImageDensity, Removal, fit_gaussians
 from guda.unlearning.patches import IMAGES, LEVELS, PatchDensity, fit_windows, halves_at
-from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, UnlearnConfig, operator, window_range
+from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator, window_range
 
 
 class ShiftConfig(FlipsConfig):
-    unused: ClassVar[dict[str, Any]] = UnlearnConfig.unused | {
-        "density": "images", "components": 2, "shrink": 0.3, "floor": 1e-3,
-    }  # fmt: skip
+    omitted = FlipsConfig.omitted | {"density": ("images",), "components": (2,), "shrink": (0.3,), "floor": (1e-3,)}
 
     density: Literal["images", "gaussians", "patches"] = Field(
         "images", description="What the data are taken for: the images themselves, a few Gaussians per group, patches."
