@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -11,6 +12,8 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -31,9 +34,22 @@ class Config(BaseModel):
     # Field -> values with which it is not written: what was stored or named before the field existed stays valid.
     omitted: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and _allows(cls.model_fields[str(info.field_name)].annotation, int, float):
+            raise ValueError("expected a number, not true or false")  # which Python would take for 1 and 0
+        return value
+
     @model_serializer(mode="wrap")
     def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {key: value for key, value in dump(self).items() if value not in self.omitted.get(key, ())}
+
+
+def _allows(annotation: Any, *kinds: type) -> bool:
+    """Whether a field takes numbers of these kinds, but no truth values."""
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return bool not in members and any(kind in members for kind in kinds)
 
 
 class PartitionConfig(Config):
