@@ -124,11 +124,24 @@ def applicable(run: Run) -> list[str]:
         if cls.oracle or not cls.ranks_groups or not cls.scored:
             continue
         try:
-            make_method(run, name, run.recipe.methods.get(name, {})).check()
+            make_method(run, name, run.recipe.settings(name)).check()
         except GudaError:
             continue
         found.append(name)
     return found
+
+
+FALLBACK = ("anchors-weighted", "continuation")  # of a preset whose own operator is not defined for the run
+
+
+def suit_methods(run: Run) -> None:
+    """Replace what a preset's methods cannot do: it is written before the kind of model and its groups are known."""
+    possible, given = applicable(run), run.recipe.methods
+    kept = {name: settings for name, settings in given.items() if name in possible}
+    if len(kept) < len(given):
+        other = next((name for name in FALLBACK if name in possible), None)
+        first = {} if other is None else {other: run.recipe.settings(other)}
+        run.update(run.recipe.model_copy(update={"methods": first | kept}))
 
 
 def _absolute(recipe: Recipe) -> Recipe:
