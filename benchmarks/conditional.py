@@ -8,6 +8,7 @@ ceiling_null.E                      Spearman of a table that knows the other's f
 top1.E.M, spearman.E.M              method M against the retrainings
 of_ceiling[_spearman].E.M           the same over the ceiling
 minus_prompt.E.M                    Top-1 of M minus that of `prompt`, paired
+top1_minus.E.M.N, spearman_minus.E.M.N   M minus N, paired: anchors-weighted minus uniform, minus removed
 prompted_first.E                    share of pictures whose first group, by the mean retraining, is the prompted one
 top1_prompted.E.M, top1_cross.E.M   Top-1 on these, and on the others (M = logo: the ceiling's)
 of_ceiling_cross.E.M                top1_cross.E.M over that of logo
@@ -39,6 +40,7 @@ from path import ESTIMANDS, Figures, method_figures, put, scoring
 
 Variants = dict[str, tuple[str, dict[str, Any]]]  # label -> method, settings
 
+PAIRS = (("anchors-weighted", "anchors-uniform"), ("anchors-weighted", "anchors-removed"))
 LOW = 100  # of a thousand timesteps: below, luck dominates
 PICTURES = 60  # of function-space cosines
 
@@ -105,6 +107,11 @@ def table(figures: Figures, kind: str, gold: np.ndarray, values: dict[str, np.nd
     for m, row in found.methods.items():
         if "top1" in row.difference:
             put(figures, f"minus_prompt.{kind}.{m}", row.difference["top1"])
+    for one, two in PAIRS:
+        if one in values and two in values:
+            pair = compare(gold, {one: values[one], two: values[two]}, reference=two).methods[one].difference
+            for metric in ("top1", "spearman"):
+                put(figures, f"{metric}_minus.{kind}.{one}.{two}", pair[metric])
     own = gold.mean(axis=0).argmax(axis=1) == prompted
     figures[f"prompted_first.{kind}"] = float(own.mean())
     for what, which in (("prompted", own), ("cross", ~own)):

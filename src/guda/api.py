@@ -184,6 +184,7 @@ def _make_run(
         recipe["data"]["source"], recipe["name"] = str(data), Path(data).name or str(data)
     given = data if isinstance(data, ImageData) else None
     run = steps.init(root, Recipe.from_dict(recipe, "the settings"), data=given, model=model)
+    steps.suit_methods(run)
     if run.recipe.prompts is not None:
         steps.prompts_build(run)
     return OpenRun(run)

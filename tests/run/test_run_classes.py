@@ -128,3 +128,22 @@ def test_groups_within_classes(tmp_path: Path) -> None:
     assert np.isfinite(steps.score(run, name, ["posterior", "hybrid"], Inline())["hybrid"].score).all()
     with refused("operator-model-unsupported"):
         steps.fit(run, ["anchors-uniform"], Inline())
+
+
+def never(run: Run, tasks: list[Any], title: str) -> int:
+    raise AssertionError(f"{title}: refused too late")
+
+
+def test_patches_are_refused_before_a_worker_starts(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    for digit in GROUPS:
+        for i, path in enumerate(sorted((digits_folder() / digit).iterdir())[:8]):
+            (folder / "ab"[i % 2] / digit).mkdir(parents=True, exist_ok=True)
+            (folder / "ab"[i % 2] / digit / path.name).write_bytes(path.read_bytes())
+    methods = {"shift": {"steps": 2, "density": "patches"}, "posterior": {"density": "patches"}}
+    value = recipe(methods=methods).model_dump(mode="json")
+    value["data"] = {"source": str(folder), "content_by": "level:2"}
+    run = steps.init(tmp_path / "run", Recipe.from_dict(value, "test"))
+    for name in methods:
+        with refused("patches-class-model"):
+            steps.fit(run, [name], never)

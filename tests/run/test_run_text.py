@@ -28,6 +28,7 @@ from guda.methods.terms import load_queries
 from guda.report.page import write_report
 from guda.run.data import load_data, load_prompts
 from guda.run.models import load_model
+from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.reading import value
 from guda.scoring.scores import Scores
@@ -311,3 +312,22 @@ def test_sampling_a_number_of_pictures_is_refused_on_text_runs(tmp_path: Path) -
     steps.change_queries(run, objects=1)
     assert run.recipe.queries.objects == 1
     assert steps.query_count(run, run.recipe.queries) == len(STYLES)
+
+
+def test_a_style_of_every_image_is_asked_for_before_a_run_is_made(tmp_path: Path) -> None:
+    """A prompt names one style."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    rows = []
+    for style in STYLES:
+        for path in sorted((styles_folder() / style).rglob("*.png")):
+            name = f"{style}-{path.parent.name}-{path.name}"
+            (folder / name).write_bytes(path.read_bytes())
+            rows.append({"file_name": name, "style": sorted({style, STYLES[0]}), "object": path.parent.name})
+    rows[-1]["style"] = [STYLES[1]]  # the first style does not hold every image
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    value = tiny_text().model_dump(mode="json")
+    value["data"] |= {"source": str(folder), "group_by": "style", "content_by": "object"}
+    with refused("groups-overlap"):
+        steps.init(tmp_path / "run", Recipe.model_validate(value))
+    assert not (tmp_path / "run").exists()

@@ -160,10 +160,23 @@ def test_losses_by_regression_add_up(run: Run) -> None:
     assert one.overall.mean + two.overall.mean == pytest.approx(both.overall.mean)
 
 
+@pytest.mark.parametrize("command", ["shares", "without"])
+def test_the_density_is_fitted_when_it_is_asked_for(tmp_path: Path, run: Run, command: str) -> None:
+    """It evaluates no network, like the methods that `guda score` fits."""
+    bare = copy_run(tmp_path / "bare")
+
+    def ask(of: Run, engine: Inline) -> object:
+        if command == "shares":
+            return steps.shares(of, SET, ShareOptions(pool=False), engine)
+        return steps.without(of, SET, ["0"], "posterior", None, engine).pictures
+
+    steps.update_settings(bare, "posterior", {"components": 1})
+    assert ask(bare, engine := Inline()) == ask(run, Inline())
+    assert "fit posterior" in engine.ran
+
+
 def test_refusals(tmp_path: Path, run: Run) -> None:
     bare = copy_run(tmp_path / "bare")
-    with refused("method-not-fitted"):
-        steps.shares(bare, SET, ShareOptions(), Inline())
     with refused("method-not-fitted"):
         steps.shares(bare, SET, ShareOptions(engine="subsets"), Inline())
     with refused("coalition-engine-unknown"):

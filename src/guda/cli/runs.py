@@ -216,6 +216,8 @@ def init(
             # contents are the classes of a class-conditional model, which has no prompts
             chosen, _ = _recipe(run, recipe, data, model, prompts=False)
             folder = steps.init(run, chosen, resize=sizing)
+    if first:
+        steps.suit_methods(folder)
     images = load_data(folder)
     summary = images.summary()
     text = [f"{folder.root}: {sum(n for _, n, _ in summary)} images in {len(summary)} groups"]
@@ -226,10 +228,12 @@ def init(
     text += told
     then = "prompts build" if chosen.prompts else "fit" if chosen.model.path else "train"
     methods = steps.applicable(folder)
-    text += [f"Methods for this model and these groups, besides logo: {', '.join(methods)}"]
+    besides = ", besides logo" if chosen.training else ""
+    text += [f"Methods for this model and these groups{besides}: {', '.join(methods)}"]
     if (classes := run_classes(folder)) is not None:
         numbers = ", ".join(f"{number} = {name}" for number, name in classes.names.items())
-        text += [f"The model is class-conditional; classes: {numbers}"]
+        null = "none" if classes.null is None else classes.null
+        text += [f"The model is class-conditional; classes: {numbers}; null label: {null}"]
     text += [f"Next: guda {then} {folder.root}", f"Or everything up to the report: guda run {folder.root}"]
     groups = {name: n for name, n, _ in summary}
     value = {"run": str(folder.root), "groups": groups, "model": folder.info["model"], "methods": methods}

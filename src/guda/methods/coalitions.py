@@ -97,8 +97,9 @@ def coalition_part(run: Run, shard: str, ask: Ask) -> str:
 
 
 def coalition_tasks(run: Run, queries: Queries, ask: Ask) -> list[Task]:
+    """The fit of the density, which evaluates no network, comes first."""
     config, plan = run.recipe.scoring, run_scorer(run, estimand="elbo").plan
-    tasks = []
+    tasks = posterior(run).fit()
     for number, shard in enumerate(shard_names(queries, config.shard)):
         size = min(config.shard, queries.n - number * config.shard)
         what = "shares" if ask.coalitions is None else "coalitions"

@@ -19,6 +19,7 @@ from guda.run.data import load_data
 from guda.run.models import architecture, load_model, model_digest, model_files
 from guda.run.run import Run
 from guda.run.task import Task
+from guda.unlearning.patches import refuse_classes
 from guda.unlearning.rule import RULE, RuleConfig, fit_rule, refuse_conditional, save_rule
 
 
@@ -49,7 +50,10 @@ class PosteriorMethod(ElboMethod):
         return [(ModelRef("base"), refs)]
 
     def check(self) -> None:
-        refuse_conditional(architecture(self.run), load_data(self.run))
+        model = architecture(self.run)
+        refuse_conditional(model, load_data(self.run))
+        if model.n_classes is not None:
+            refuse_classes(self.config.density)
 
     def fit(self) -> list[Task]:
         def task(file: str, said: str = "", **further: Any) -> Task:

@@ -95,9 +95,12 @@ class Unlearned(ElboMethod):
 
     def check(self) -> None:
         classes, groups = run_classes(self.run), load_data(self.run).groups
-        check_kind(
-            self.id, architecture(self.run).kind, classes is not None and classes.are_groups(groups, self.groups)
-        )
+        for group in self.groups:  # some may be whole classes, and others not
+            check_kind(
+                self.id, architecture(self.run).kind, classes is not None and bool(classes.emptied(groups, group))
+            )
+        if classes is not None:
+            self.operator.check_classes(self.config, classes)
         if self.operator.from_start and self.run.recipe.model.start is None:
             raise GudaError(
                 "pretrained-start-missing",

@@ -24,7 +24,7 @@ from guda.steps.fit import (
 )
 from guda.steps.function import evaluate_cross, evaluate_function
 from guda.steps.health import health, health_methods
-from guda.steps.init import applicable, init, status
+from guda.steps.init import applicable, init, status, suit_methods
 from guda.steps.likelihood import evaluate_likelihood, likelihood, likelihood_path
 from guda.steps.memory import plan_memory
 from guda.steps.pairs import pairs, parse_pairs
@@ -144,6 +144,7 @@ __all__ = [
     "sized",
     "status",
     "steps_per_second",
+    "suit_methods",
     "train",
     "tune",
     "up_to_date",

@@ -75,6 +75,8 @@ def init(
         if recipe.training is not None and not again:
             held_out = load_test_split(recipe.data, -(-DRAWS // len(data.groups)))
     data.groups.check_rest()
+    if recipe.prompts is not None:
+        _ = data.groups.labels  # refused where images are in several groups: a prompt has one style
     data.groups.check_apart([data.groups.index(name) for name in recipe.scoring.groups or ()])
     model = _check_model(recipe, data, model)
     schedule = (model or build_denoiser(recipe.model, data.shape)).schedule
@@ -127,11 +129,23 @@ def applicable(run: Run) -> list[str]:
         if cls.oracle or not cls.ranks_groups or not cls.scored:
             continue
         try:
-            make_method(run, name, run.recipe.methods.get(name, {})).check()
+            make_method(run, name, run.recipe.settings(name)).check()
         except GudaError:
             continue
         found.append(name)
     return found
+
+
+FALLBACK = ("anchors-weighted", "continuation")  # of a preset whose own operator is not defined for the run
+
+
+def suit_methods(run: Run) -> None:
+    """Replace what a preset's methods cannot do: it is written before the kind of model and its groups are known."""
+    possible, given = applicable(run), run.recipe.methods
+    kept = {name: settings for name, settings in given.items() if name in possible}
+    other = next((name for name in FALLBACK if name in possible), None)
+    if len(kept) < len(given) and other is not None:
+        run.update(run.recipe.model_copy(update={"methods": {other: run.recipe.settings(other)} | kept}))
 
 
 def _absolute(recipe: Recipe) -> Recipe:

@@ -45,7 +45,7 @@ from guda.run.run import Run
 from guda.scoring.estimate import LEVEL, difference, t_quantile
 from guda.scoring.scorer import Reader
 from guda.scoring.shapley import count_coalitions, kernel_regression
-from guda.steps.fit import Engine, base_tasks, check_fitted, ready
+from guda.steps.fit import Engine, base_tasks, check_scorable, ready
 from guda.steps.score import prepared, scores_folder
 
 EngineName = Literal["posterior", "subsets", "unlearned"]
@@ -85,7 +85,7 @@ def check_engine(run: Run, engine: str, method: str | None) -> Method:
     found.check()
     if engine == "posterior":
         refuse_density(run)
-    check_fitted(run, [engine])
+    check_scorable(run, [engine])
     return found
 
 
@@ -142,7 +142,7 @@ def nothing_tasks(run: Run, value: Value) -> tuple[list[ModelRef], Ask | None]:
             )
         return [ModelRef("base"), ModelRef("start")], None
     refuse_density(run)
-    check_fitted(run, ["posterior"])
+    check_scorable(run, ["posterior"])
     groups = players(run)
     none = ((0,) * len(groups),)
     return [], Ask(groups, value, (1,) * len(groups), none, alone=True)

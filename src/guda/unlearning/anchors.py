@@ -130,6 +130,14 @@ def _pick(pi: Mapping[str, float], rng: np.random.Generator) -> str:
     return names[min(k, len(names) - 1)]
 
 
+def need_null(null: str | None) -> None:
+    if null is None:
+        raise GudaError(
+            "null-label-missing", "anchors-removed redirects to the null label, and every label of this model is a "
+            "class; use anchors-uniform",
+        )  # fmt: skip
+
+
 class Labels:
     """Another label in the place of a class that is gone. `embeddings`: the network's, [labels, d]."""
 
@@ -137,11 +145,8 @@ class Labels:
         self, strategy: Strategy, gone: Sequence[str], retain: Sequence[str], embeddings: np.ndarray, null: str | None,
         config: AnchorsConfig,
     ) -> None:  # fmt: skip
-        if strategy == "removed" and null is None:
-            raise GudaError(
-                "null-label-missing", "anchors-removed redirects to the null label, and every label of this model is a "
-                "class; use anchors-uniform",
-            )  # fmt: skip
+        if strategy == "removed":
+            need_null(null)
         if not retain:
             raise GudaError("anchor-styles-too-few", f"no class is left to be an anchor of {', '.join(gone)}")
         self.strategy, self.retain, self.null, self.config = strategy, tuple(retain), null, config

@@ -26,6 +26,7 @@ import torch
 from guda.diffusion.denoiser import Denoiser
 from guda.diffusion.noise import generator
 from guda.diffusion.schedule import Schedule
+from guda.errors import GudaError
 from guda.unlearning.density import Removal, singles
 
 LEVELS = 10  # noise levels at which the window is chosen, evenly in the logarithm of SNR
@@ -33,6 +34,14 @@ LEVELS = 10  # noise levels at which the window is chosen, evenly in the logarit
 IMAGES = 24  # training images on which windows are compared
 
 CHUNK = 1024  # images subtracted at a time
+
+
+def refuse_classes(density: str) -> None:
+    """For class-conditional models, whose posterior is over the images of one class at a time."""
+    if density == "patches":
+        raise GudaError(
+            "patches-class-model", "density: patches is for models without classes; use gaussians or images"
+        )
 
 
 class PatchDensity(Removal):

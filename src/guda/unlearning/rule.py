@@ -38,7 +38,7 @@ from guda.unlearning.density import (
     Removal,
     fit_gaussians,
 )  # fmt: skip
-from guda.unlearning.patches import PatchDensity, fit_windows, halves_at
+from guda.unlearning.patches import PatchDensity, fit_windows, halves_at, refuse_classes
 from guda.unlearning.unlearn import window_range
 
 RULE = "rule.safetensors"  # every rule's file is called so
@@ -91,9 +91,7 @@ def fit_rule(
         return which or {"groups": torch.arange(len(data.groups))}
     if config.density == "patches":
         if base.n_classes is not None:
-            raise GudaError(
-                "patches-class-model", "density: patches is for models without classes; use gaussians or images"
-            )
+            refuse_classes(config.density)
         return fit_windows(base, base.encode(data.images).to(base.device), config.seed, config.bandwidth) | which
     x0 = base.encode(data.images).numpy()
     settings = (data.groups.atoms[0], config.components, config.shrink, config.floor, config.seed, data.groups.homes)

@@ -181,6 +181,10 @@ class Operator:
         """The settings with what the recipe's training decides where they leave it open."""
         return config
 
+    @classmethod
+    def check_classes(cls, config: Any, classes: Classes) -> None:
+        """Refuse settings that a class-conditional model with these labels cannot be unlearned by."""
+
     def samplers(self) -> list[BatchSampler]:
         """What a step's batches are drawn by, in the order in which `loss` receives them."""
         T, config = self.teacher.schedule.T, self.config

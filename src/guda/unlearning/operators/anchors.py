@@ -23,7 +23,7 @@ from guda.data.prompts import Prompts
 from guda.data.text import text_encoder
 from guda.diffusion.denoiser import Denoiser
 from guda.errors import GudaError
-from guda.unlearning.anchors import Anchor, AnchorsConfig, Labels, Strategy, make_anchor
+from guda.unlearning.anchors import Anchor, AnchorsConfig, Labels, Strategy, make_anchor, need_null
 from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator
 
 
@@ -109,3 +109,7 @@ class Removed(Anchors):
         "conditional models: redirect the group's prompts (or class) to themselves without a style (the null label)"
     )
     strategy = "removed"
+
+    @classmethod
+    def check_classes(cls, config: Any, classes: Classes) -> None:
+        need_null(classes.null)

@@ -20,9 +20,8 @@ from pydantic import Field
 from guda.data.classes import Classes
 from guda.data.images import ImageData
 from guda.diffusion.denoiser import Denoiser
-from guda.errors import GudaError
 from guda.unlearning.density import GaussianDensity, GaussianRemoval, ImageDensity, Removal, fit_gaussians
-from guda.unlearning.patches import IMAGES, LEVELS, PatchDensity, fit_windows, halves_at
+from guda.unlearning.patches import IMAGES, LEVELS, PatchDensity, fit_windows, halves_at, refuse_classes
 from guda.unlearning.unlearn import Batch, FlipsConfig, Operator, operator, window_range
 
 
@@ -64,6 +63,10 @@ class Shift(Operator):
         self.density = self._density(np.arange(data.n))
 
     @classmethod
+    def check_classes(cls, config: Any, classes: Classes) -> None:
+        refuse_classes(config.density)
+
+    @classmethod
     def regroups(cls, config: Any) -> bool:
         """Gaussians are those of the data's own groups; of random ones they would be another density."""
         return bool(config.density != "gaussians")
@@ -92,9 +95,7 @@ class Shift(Operator):
         if config.density == "images":
             return ImageDensity(x0, labels, schedule, config.bandwidth)
         if self.teacher.n_classes is not None:
-            raise GudaError(
-                "patches-class-model", "density: patches is for models without classes; use gaussians or images"
-            )
+            refuse_classes(config.density)
         windows = fit_windows(self.teacher, x0, config.seed, config.bandwidth)
         halves = halves_at(schedule, windows["log_snr"].numpy(), windows["half"].numpy())
         return PatchDensity(x0, labels, schedule, halves, config.bandwidth)
