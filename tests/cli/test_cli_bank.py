@@ -71,6 +71,17 @@ def test_ls_says_what_is_stored_and_what_it_costs(guda: Guda, tmp_path: Path) ->
     assert shown[-1].startswith("12 models, ")
 
 
+def test_ls_tells_the_seeds_of_an_unlearning_apart(guda: Guda, tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    file = artifact(run, "retrack-*/0001-*")
+    (file.parent / "s1").mkdir()
+    (file.parent / "s1" / file.name).write_bytes(file.read_bytes())
+    shown = [line.split()[0] for line in guda("bank", "ls", run.root).out.splitlines()]
+    assert shown.count("retrack-s1") == 1
+    assert shown.count("retrack") == 3
+    assert shown.count("logo-s1") == 3
+
+
 def test_ls_marks_another_base_and_damage(guda: Guda, tmp_path: Path) -> None:
     run = copy_run(tmp_path / "run")
     file = artifact(run, "retrack-*/0001-*")

@@ -52,7 +52,7 @@ def _table(run: Path, rows: list[Stored]) -> str:
     columns = (left("method"), left("group"), left("kind"), right("rank"), left("dtype"), right("bytes"),
                right("of a copy"), left("base"), left(""))  # fmt: skip
     cells = [
-        (r.method, r.group, r.kind, "-" if r.rank is None else str(r.rank), r.dtype, f"{r.bytes:,}", f"{r.share:.1%}",
+        (r.model, r.group, r.kind, "-" if r.rank is None else str(r.rank), r.dtype, f"{r.bytes:,}", f"{r.share:.1%}",
          base[r.base_ok], "" if r.used else "(other settings)")
         for r in rows
     ]  # fmt: skip

@@ -6,6 +6,7 @@ difference between what was fitted here and what was added.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from guda.unlearning.bank import CONTROL_FILE, FILES, Card, Counterfactual, dtyp
 from guda.unlearning.rule import RULE, read_rule
 from guda.unlearning.unlearn import CONTROL
 
+SEED = re.compile(r"s[0-9]+")  # the folder of a seed (ElboMethod.file)
 LORA = "pytorch_lora_weights.safetensors"  # as diffusers names a LoRA file
 
 
@@ -44,6 +46,12 @@ class Stored:
     base_ok: bool | None  # made from this run's model; None: weights of its own, or the run has no model yet
     used: bool  # by the run's present settings
     file: str  # in the run folder
+
+    @property
+    def model(self) -> str:
+        """The method, and the seed where that is not the settings' own: continuation-s1; LOGO's names have theirs."""
+        folder = Path(self.file).parent.name
+        return f"{self.method}-{folder}" if SEED.fullmatch(folder) and not self.method.endswith(folder) else self.method
 
 
 def _files(run: Run) -> list[str]:
