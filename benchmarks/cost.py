@@ -38,7 +38,11 @@ COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/cost.py"
 RESULTS = ROOT / "benchmarks" / "results"
 DATASETS = ("digits", "fashion-small", "cifar10", "cifar10-few")
 STEPS = {"retrack": (5, 10, 25, 50, 100, 200), "shift": (5, 10, 25, 50, 100, 200), "tangent": (10, 20, 40, 80, 160)}
-FEWER = {"retrack": (5, 25, 200), "shift": (5, 25, 100), "tangent": (20, 160)}  # of natural images, whose network is slow
+FEWER = {
+    "retrack": (5, 25, 200),
+    "shift": (5, 25, 100),
+    "tangent": (20, 160),
+}  # of natural images, whose network is slow
 WITHOUT_STEPS = ("posterior", "similarity-pixel", "dtrak")
 KINDS = {"path-excess": {"estimand": "path", "excess": True}, "elbo": {"estimand": "elbo", "excess": False}}
 PLAN = {"plan": "stratified", "strata": 12, "rounds": 3}

@@ -8,6 +8,7 @@ that path.py measures (of_ceiling.E.M, known_group.E.M, function_cos.M, ...), an
 
 fit_ratio.M       evaluation units of one retraining over those of fitting M for one group
 fit_seconds.M     seconds of the fit, per group; logo: of one retraining, without its start
+E-t100, E-t300    in place of an estimand E above: the terms at t >= 100 (300) only, methods with the recipe's settings
 classifier.test   accuracy of a small convolutional classifier on the test split, which it has not seen
 classifier.KIND   its mean largest probability: on test pictures (real) and on the model's samples (samples)
 confident.KIND    the share of pictures where it is above one half
@@ -38,6 +39,7 @@ import torch
 from guda import steps
 from guda.data.cifar10 import load_cifar10
 from guda.diffusion.noise import generator
+from guda.evaluation.ceiling import compare
 from guda.evaluation.intervals import clopper_pearson
 from guda.evaluation.results import DatasetEntry, keep_entry
 from guda.methods.base import get_method
@@ -46,15 +48,17 @@ from guda.run.data import load_data
 from guda.run.models import load_model
 from guda.run.recipe import builtin_recipe
 from guda.run.run import Run
-from guda.steps.evaluate import method_cost
+from guda.scoring.bands import Bands
+from guda.steps.evaluate import method_cost, run_oracle
 from guda.unlearning.density import GaussianDensity, ImageDensity
 from guda.unlearning.patches import PatchDensity, halves_at, posterior_mean
 from guda.unlearning.rule import RuleConfig, fit_rule
-from path import METHODS, VARIANTS, _kept, prepared, unseen
+from path import ESTIMANDS, METHODS, VARIANTS, Figures, _kept, agreement, prepared, scoring, unseen
 from path import measure as measure_path
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/natural.py"
+HIGH = (100, 300)  # timesteps of T = 1,000
 LEVELS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # SNR
 EACH, DENSITIES = 12, ("gaussians", "images", "patches")
 DATASETS = ("cifar10", "cifar10-few", "cifar10-small")
@@ -192,6 +196,20 @@ def sheet(run: Run, queries: str, path: Path, columns: int = 16, rows: int = 4) 
     Image.fromarray(tiles).resize((tiles.shape[1] * 3, tiles.shape[0] * 3), Image.Resampling.NEAREST).save(path)
 
 
+def at_high_noise(run: Run, queries: str, methods: tuple[str, ...]) -> Figures:
+    """By the terms of large t alone, where retrainings differ least."""
+    figures: Figures = {}
+    pictures, every = load_queries(run, queries), load_model(run, "base").schedule.T
+    bands = [Bands(((t, every, 1.0),)) for t in HIGH]
+    for kind, (estimand, excess) in ESTIMANDS.items():
+        with scoring(run, plan="stratified", strata=12, rounds=3, estimand=estimand, excess=excess):
+            gold = run_oracle(run).seed_values(pictures, bands)
+            values = {m: get_method(run, m).values(pictures, bands) for m in methods}
+        for i, t in enumerate(HIGH):
+            agreement(figures, f"{kind}-t{t}", compare(gold[i], {m: v[i] for m, v in values.items()}))
+    return figures
+
+
 def cifar10(root: Path, name: str, engine: steps.Engine) -> DatasetEntry:
     run = prepared(root, name, engine)
     queries = steps.sample(run, engine)
@@ -208,7 +226,7 @@ def cifar10(root: Path, name: str, engine: steps.Engine) -> DatasetEntry:
             spent[f"fit_seconds.{m}"] = seconds / groups
     spent["fit_seconds.logo"] /= len(run.recipe.settings("logo")["seeds"])
     entry = measure_path(run, name, engine, saved=False)
-    figures = entry.figures | spent | recognisable(run, queries)
+    figures = entry.figures | spent | recognisable(run, queries) | at_high_noise(run, queries, METHODS[name])
     figures |= described(run) if "posterior-patches" in variants else {}
     asked = {m: (m, run) for m in METHODS[name]} | {
         label: (m, steps.override(run, methods=[m], settings=settings)) for label, (m, settings) in variants.items()
