@@ -139,6 +139,23 @@ def test_size_groups_and_limits(tmp_path: Path, batches: Split) -> None:
     assert (load_source(f"cifar10:{binary(tmp_path / 'b', flat)}", size=9).images == 77).all()
 
 
+def test_parts_of_every_class(tmp_path: Path, batches: Split) -> None:
+    where = f"cifar10:{binary(tmp_path, batches)}"
+    whole, first, rest = (load_source(where, options=o) for o in ({}, {"take": 4}, {"skip": 4}))
+    assert not set(first.ids) & set(rest.ids)
+    assert set(first.ids) | set(rest.ids) == set(whole.ids)
+    assert first.summary()[0] == ("airplane", 4, 0.1)
+    for part in (first, rest, load_source(where, options={"skip": 3, "take": 2})):
+        places = [whole.ids.index(i) for i in part.ids]
+        np.testing.assert_array_equal(part.images, whole.images[places])
+        names = [part.groups.names[k] for k in part.groups.labels]
+        assert names == [whole.groups.names[whole.groups.labels[i]] for i in places]
+    for options in ({"skip": -1}, {"skip": 10}, {"take": 0}, {"skip": 4, "take": 7}):
+        with pytest.raises(GudaError) as e:
+            load_source(where, options=options)
+        assert e.value.code == "cifar-part-invalid"
+
+
 # --- copies that are damaged ----------------------------------------------------------------------
 
 

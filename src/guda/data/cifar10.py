@@ -46,27 +46,59 @@ Labelled = tuple[np.ndarray, list[int]]  # uint8 [n, 3, 32, 32], and a class num
 
 
 def _size(config: DataConfig) -> DataSize:
-    return DataSize(len(NAMES), 1000 if config.split == "test" else 5000, (3, SIDE, SIDE))
+    every = _each("test" if config.split == "test" else "train")
+    skip, take = config.options.get("skip", 0), config.options.get("take")
+    left = every - skip if isinstance(skip, int) else every
+    return DataSize(len(NAMES), min(left, take) if isinstance(take, int) else left, (3, SIDE, SIDE))
 
 
 @source("cifar10", _size)
-def load_cifar10(path: str | None = None, size: int | None = None, split: str | None = None) -> ImageData:
-    """The `train` split (default) or `test`; `size` resamples as image folders are (bicubic, antialiased)."""
+def load_cifar10(
+    path: str | None = None,
+    size: int | None = None,
+    split: str | None = None,
+    skip: int = 0,
+    take: int | None = None,
+) -> ImageData:
+    """The `train` split (default) or `test`; `size` resamples as image folders are (bicubic, antialiased). The first
+    `skip` images of every class are left out, of the next ones `take` are kept (default: all), so that a pretrained
+    start and an experiment can have images of their own."""
     check_options(size, None)
     split = "train" if split is None else split
     if split not in SPLITS:
         raise GudaError("split-unknown", f"cifar10 has the splits train and test, not {split!r}")
+    if not 0 <= skip < skip + (1 if take is None else take) <= _each(split):
+        raise GudaError(
+            "cifar-part-invalid",
+            f"skip {skip} and take {take} are asked of {_each(split)} images that {split} has of each class; take at "
+            "least one, and leave out as many as leave enough",
+        )
     given = path or os.environ.get(VARIABLE)
     root = Path(given).expanduser() if given else _package()
     images, labels = _read(root, split)
     _check(root, split, labels)
+    kept = _part(labels, skip, take)
+    part = {key: value for key, value in (("skip", skip or None), ("take", take)) if value is not None}
+    images = images[kept] if part else images
     return ImageData(
         images if size in (None, SIDE) else _resized(images, size or SIDE),
-        tuple(f"cifar10-{split}-{i:05d}" for i in range(len(labels))),
-        Groups.from_labels([NAMES[label] for label in labels]),
+        tuple(f"cifar10-{split}-{i:05d}" for i in kept),
+        Groups.from_labels([NAMES[labels[i]] for i in kept]),
         "cifar10",
-        {"source": "cifar10", "split": split, "size": size or SIDE, "published": URL},
+        {"source": "cifar10", "split": split, "size": size or SIDE, "published": URL} | part,
     )
+
+
+def _each(split: str) -> int:
+    """Images of each class."""
+    return BATCH * len(SPLITS[split]) // len(NAMES)
+
+
+def _part(labels: list[int], skip: int, take: int | None) -> np.ndarray:
+    """Places of the images that are kept of every class, in the order of the data set."""
+    classes = np.asarray(labels)
+    stop = None if take is None else skip + take
+    return np.sort(np.concatenate([np.flatnonzero(classes == c)[skip:stop] for c in range(len(NAMES))]))
 
 
 def _package() -> Path:
@@ -104,7 +136,7 @@ def _check(root: Path, split: str, labels: list[int]) -> None:
     if not all(isinstance(x, int) and not isinstance(x, bool) and 0 <= x < len(NAMES) for x in labels):
         raise GudaError("cifar-labels-invalid", f"{root}: labels must be numbers from 0 to 9; fetch it again")
     counts = np.bincount(np.array(labels, np.int64), minlength=len(NAMES))
-    want = BATCH * len(SPLITS[split]) // len(NAMES)
+    want = _each(split)
     if wrong := [f"{name} {n}" for name, n in zip(NAMES, counts, strict=True) if n != want]:
         raise GudaError(
             "cifar-incomplete",
