@@ -12,6 +12,7 @@ from guda.config import TrainingConfig
 from guda.data.images import ImageData
 from guda.diffusion import training
 from guda.diffusion.denoiser import Denoiser, Latents
+from guda.diffusion.families.base import Cond
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.training import Trained, fresh, stream_key, to_batch, train
 from guda.files import remove_folder
@@ -250,3 +251,28 @@ def test_flips_are_mirrored_images_with_the_noise_as_drawn(
         assert torch.equal(flipped[i], plain[i].flip(-1) if batch.flip[i] else plain[i])
     assert torch.equal(x_t, denoiser.schedule.add_noise(flipped, torch.from_numpy(batch.eps), t))
     assert torch.equal(eps, torch.from_numpy(batch.eps))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "unet"])
+def test_the_twin_of_a_fine_tuned_model_begins_as_the_start_for_every_label(
+    make_mlp: Callable[..., Denoiser], make_unet: Callable[..., Any], make_images: Callable[..., ImageData], kind: str
+) -> None:
+    start = make_mlp() if kind == "mlp" else Denoiser.from_module(make_unet(), make_scheduler("linear:100"))
+    data = make_images({"a": 10, "b": 20}, size=start.shape[-1])
+    torch.manual_seed(0)
+    x, t = torch.randn(3, *start.shape), torch.tensor([5, 20, 40])
+
+    def predicted(lr: float) -> list[torch.Tensor]:
+        trained = train(start, data.images, data.groups, config(lr=lr), seed=0, fine_tune=True, label_dropout=0.1)
+        twin = fresh(start, (0,), labels=3)
+        twin.module.load_state_dict(trained.weights)
+        labels = [Cond({"class_labels": torch.full((3,), k)}) for k in range(3)]
+        with torch.no_grad():
+            return [twin.eps(x, t, label) for label in labels]
+
+    with torch.no_grad():
+        expected = start.eps(x, t)
+    for eps in predicted(1e-12):
+        torch.testing.assert_close(eps, expected, rtol=1e-4, atol=1e-4)
+    one, other, _ = predicted(1e-2)
+    assert float((one - other).abs().max()) > 1e-3  # and learns what the labels mean

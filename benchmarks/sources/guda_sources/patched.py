@@ -19,7 +19,8 @@ from guda.diffusion.families.base import FAMILIES, Family, pixel_options
 
 
 class PatchedUNet2D(ModelMixin, ConfigMixin):
-    """(x_t [B, C, H, W], t [B]) -> prediction [B, C, H, W]; `unet`: constructor arguments of the UNet2DModel inside."""
+    """(x_t [B, C, H, W], t [B]) -> prediction [B, C, H, W]; `unet`: constructor arguments of the UNet2DModel inside.
+    With `num_class_embeds` also a class per image."""
 
     @register_to_config
     def __init__(
@@ -29,6 +30,7 @@ class PatchedUNet2D(ModelMixin, ConfigMixin):
         out_channels: int = 3,
         patch: int = 2,
         unet: dict[str, Any] | None = None,
+        num_class_embeds: int | None = None,
     ) -> None:
         super().__init__()
         if sample_size % patch:
@@ -37,12 +39,13 @@ class PatchedUNet2D(ModelMixin, ConfigMixin):
             sample_size=sample_size // patch,
             in_channels=in_channels * patch**2,
             out_channels=out_channels * patch**2,
+            num_class_embeds=num_class_embeds,
             **(unet or {}),
         )
 
-    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, t: torch.Tensor, class_labels: torch.Tensor | None = None) -> torch.Tensor:
         patch: int = self.config.patch
-        return pixel_shuffle(self.inner(pixel_unshuffle(x, patch), t).sample, patch)
+        return pixel_shuffle(self.inner(pixel_unshuffle(x, patch), t, class_labels).sample, patch)
 
 
 class PatchedFamily(Family):

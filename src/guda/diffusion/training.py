@@ -177,6 +177,15 @@ def fresh(denoiser: Denoiser, key: tuple[str | int, ...], labels: int | None = N
     return new
 
 
+def _warm(twin: nn.Module, start: nn.Module) -> None:
+    """The twin of a fine-tuned model begins as the pretrained start, too, whatever the label: what it has in addition,
+    the embedding of labels, is zero."""
+    own, given = twin.state_dict(), start.state_dict()
+    twin.load_state_dict(
+        {k: given[k] if k in given and given[k].shape == v.shape else torch.zeros_like(v) for k, v in own.items()}
+    )
+
+
 def group_condition(
     groups: Groups, index: np.ndarray, dropout: float, key: tuple[str | int, ...], device: torch.device
 ) -> Cond:
@@ -259,10 +268,11 @@ def train(
             "lora-start-missing", "training.lora adapts a pretrained model: give model.start, or remove training.lora"
         )
     key, x0 = stream_key(seed, leave_out, coupled), latents or encode_all(denoiser, images, config.flips)
-    # a twin has other inputs than the pretrained start, so it begins afresh
     labels = None if label_dropout is None else len(groups) + 1
     with torch.random.fork_rng(devices=[]):  # dropout is seeded step by step; the caller's generator is left alone
         model = denoiser.clone() if fine_tune and labels is None else fresh(denoiser, key, labels)
+        if fine_tune and labels is not None:
+            _warm(model.module, denoiser.module)
         module = model.module.float()  # an EMA in fp16 would stand still
         if config.checkpointing:
             recompute(module)
