@@ -64,6 +64,38 @@ def test_leaving_a_group_out_deletes_its_items_and_changes_nothing_else(out: int
         assert [row for row in a if label[row[0]] != out] == b
 
 
+@pytest.mark.parametrize("matched", [False, True])
+@pytest.mark.parametrize("out", [0, 1, 2])
+def test_an_aligned_run_differs_from_the_full_one_only_where_the_group_was(out: int, matched: bool) -> None:
+    sizes = [200, 90, 260]
+    label = groups(sizes).labels
+    full = rows(stream(sizes, exposure_matched=matched).take(1300))
+    aligned = rows(stream(sizes, exposure_matched=matched, leave_out=out, aligned=True).take(1300))
+    chosen = set()
+    for a, b in zip(full, aligned, strict=True):
+        assert a[1:] == b[1:]  # the noise is that of the place
+        assert label[b[0]] != out
+        if label[a[0]] != out:
+            assert a == b
+        else:
+            chosen.add(b[0])
+    assert len(chosen) > 50  # all kinds of images are put there
+
+
+def test_aligned_runs_without_other_groups_mostly_put_the_same_images_there() -> None:
+    sizes = [40] * 10
+    label = groups(sizes).labels
+    of = [np.array([r[0] for r in rows(stream(sizes, leave_out=k, aligned=True).take(400))]) for k in (0, 1)]
+    plain = np.array([r[0] for r in rows(stream(sizes).take(400))])
+    others = (label[plain] != 0) & (label[plain] != 1)
+    assert (of[0][others] == of[1][others]).all()
+    again = stream(sizes, leave_out=0, aligned=True)
+    again.take(150)
+    resumed = stream(sizes, leave_out=0, aligned=True)
+    resumed.seek(*again.cursor)
+    assert [r[0] for r in rows(resumed.take(250))] == of[0][150:].tolist()
+
+
 def test_every_kept_image_comes_exactly_once_per_epoch() -> None:
     sizes = [30, 50, 400]
     label = groups(sizes).labels

@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import torch
 from tinyrun import SET, Inline, copy_run, digits_folder, tiny
 
 from guda import steps
+from guda.diffusion.training import train
 from guda.methods.base import get_method
+from guda.run.data import load_data
+from guda.run.models import architecture, need_training
 from guda.run.run import Run
+from guda.unlearning.bank import Counterfactual
 from refusals import refused
 
 
@@ -56,3 +61,25 @@ def test_attributability_is_part_of_an_evaluation(tmp_path: Path) -> None:
     assert found is not None
     assert list(found) == ["logo", "retrack"]
     assert (found["retrack"].trainings, found["retrack"].placebos) == (1, 5)
+
+
+def test_aligned_retrainings_are_models_of_their_own(tmp_path: Path) -> None:
+    run = copy_run(tmp_path / "run")
+    plain = get_method(run, "logo")
+    assert plain.fitted()
+    asked = steps.override(run, methods=["logo"], settings=["aligned=true", "seeds=[1]"])
+    logo = get_method(asked, "logo")
+    assert logo.folder != plain.folder
+    assert not logo.fitted()
+    steps.fit(asked, ["logo"], Inline())
+    assert logo.fitted()
+    group, data = logo.groups[0], load_data(run)
+    weights = {a: Counterfactual.load(run.path(m.file(group, 1))).tensors for a, m in ((True, logo), (False, plain))}
+    trained = train(
+        architecture(run), data.images, data.groups, need_training(run), seed=1, leave_out=group, aligned=True
+    ).weights
+    for name, value in trained.items():
+        assert torch.equal(value, weights[True][name])
+    assert any(not torch.equal(v, weights[False][k]) for k, v in trained.items())
+    with refused("setting-invalid"):
+        steps.init(tmp_path / "other", tiny(digits_folder(), methods={"logo": {"aligned": True, "coupled": False}}))

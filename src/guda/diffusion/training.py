@@ -235,6 +235,7 @@ def train(
     seed: int,
     leave_out: str | None = None,
     coupled: bool = True,
+    aligned: bool = False,
     checkpoint: Path | None = None,
     tick: Callable[[int, int], None] = lambda done, total: None,
     label_dropout: float | None = None,
@@ -246,6 +247,7 @@ def train(
 ) -> Trained:
     """Train a fresh network of `denoiser`'s architecture on all groups, or on all but `leave_out`.
 
+    `aligned`: with the full model's batches, in which other images take the places of those left out (stream.py).
     `fine_tune`: start from `denoiser`'s own weights instead. `prompts`: one per image, for conditional models.
     `latents`: the images encoded before. `validation`: images of the test split, and `preview`: where sheets of samples
     go, for models without a condition. With `label_dropout` it is its class-conditional twin: conditioned on each
@@ -283,7 +285,7 @@ def train(
         stream = Stream(
             key, groups, model.shape, model.schedule.T,
             leave_out=None if leave_out is None else groups.index(leave_out),
-            exposure_matched=config.matched(fine_tune),
+            exposure_matched=config.matched(fine_tune), aligned=aligned,
         )  # fmt: skip
         stepper = make_stepper(config.precision, model.device)
         state = State.start(config, module, stream, stepper.scaler)

@@ -10,9 +10,9 @@ models from before, an evaluation leaves them out and says so.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from guda.config import Config
 from guda.diffusion import distributed
@@ -40,6 +40,8 @@ from guda.unlearning.bank import Counterfactual
 
 
 class LogoConfig(Config):
+    omitted: ClassVar = {"aligned": (False,)}
+
     seeds: tuple[int, ...] = Field(
         (1, 2), min_length=1, description="One retraining per group for each seed; a number N means seeds 1 to N."
     )
@@ -64,10 +66,21 @@ class LogoConfig(Config):
         True,
         description="Runs of one seed share initial weights, batch order up to the left-out images, and noise.",
     )
+    aligned: bool = Field(
+        False,
+        description="Coupled runs keep the full model's batches and put other images in the places of those left out, "
+        "so that all see the same images with the same noise at the same steps; otherwise later images move up.",
+    )
     own_full: bool = Field(
         True,
         description="Compare each seed with a full model trained with that seed (else with the run's model).",
     )
+
+    @model_validator(mode="after")
+    def _together(self) -> LogoConfig:
+        if self.aligned and not (self.coupled and self.own_full):
+            raise ValueError("aligned needs coupled and own_full: it keeps the batches of the full model of that seed")
+        return self
 
 
 def check_seeds(config: LogoConfig, own: int | None) -> None:
@@ -92,7 +105,8 @@ class Logo(ElboMethod):
     @property
     def folder(self) -> str:
         # seeds are not part of the name: adding one keeps the others
-        return self.artifact(coupled=self.config.coupled, training=self.run.info["locked"]["training"])
+        aligned = {"aligned": True} if self.config.aligned else {}
+        return self.artifact(coupled=self.config.coupled, training=self.run.info["locked"]["training"], **aligned)
 
     def seed_sets(self) -> dict[int, Set]:
         # a LOGO model is a set of weights of its own; "base" only lends the architecture, whatever `own_full` says
@@ -149,7 +163,9 @@ def train_logo(run: Run, seed: int, group: str, grouping: dict[str, Any] | None 
     logo = regrouped(get_method(run, "logo"), grouping)
     checkpoints = run.path("checkpoints", f"logo-{digest([logo.folder, seed, group])}")
     groups = None if grouping is None else logo.regrouped(group)
-    trained = train_model(run, seed, checkpoints, groups, leave_out=group, coupled=logo.config.coupled)
+    trained = train_model(
+        run, seed, checkpoints, groups, leave_out=group, coupled=logo.config.coupled, aligned=logo.config.aligned
+    )
     if not distributed.is_main():
         return trained.earlier
     # of a base with a LoRA only the LoRA was retrained, and means something on that base alone
