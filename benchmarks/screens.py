@@ -5,11 +5,13 @@
 A screen must keep the group that a picture comes from. Held-out pictures of known groups say whether it does, without
 asking another method: 240 pictures of sixty font families (recipes/fonts-small.yaml), and 200 of a thousand synthetic
 groups with near relatives (many_groups.py). Screens are cheap methods alone and together, fused by reciprocal ranks
-(src/guda/scoring/screen.py; nothing is fitted). posterior by both estimands. Figures, shares of the pictures with
-Clopper and Pearson's intervals .lo, .hi:
+(src/guda/scoring/screen.py; nothing is fitted). posterior by both estimands. Of the synthetic groups also retrack over
+all groups, by both estimands, so that planted truth can say which of the two errs where they differ; groups-100: a
+hundred groups, a picture of each. Figures, shares of the pictures with Clopper and Pearson's intervals .lo, .hi:
 
 known_group_first.S     the picture's own group is first by screen S
 screen_recall_at_10.S   it is among the first ten
+of_retrack.S            where retrack (path excess) has the own group first: the share that S has among its first ten
 gain.fused.M            paired difference of recall at ten, all three together less M alone; bootstrap over pictures
 evals.S                 network evaluations of a picture
 """
@@ -38,6 +40,7 @@ from many_groups import EACH, FAMILY, share, smooth
 ROOT = Path(__file__).parents[1]
 COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/screens.py"
 CHEAP = ("posterior", "dtrak", "similarity-pixel")
+FULL = "retrack"  # of the synthetic groups
 KEEP, HELD, PICTURES = 10, "held-out", 200
 
 
@@ -80,6 +83,16 @@ def run_groups(run: Run) -> tuple[str, ...]:
     return scored_groups(run)
 
 
+def unlearned(run: Run, engine: steps.Engine) -> dict[str, Scores]:
+    """By the full method; path divergence against the average picture, and the ELBO difference."""
+    steps.fit(run, [FULL], engine)
+    found = {}
+    for name, estimand, excess in ((f"{FULL}-path", "path", True), (FULL, "elbo", False)):
+        asked = steps.override(run, scoring={"estimand": estimand, "excess": excess, "foreign": "skip"})
+        found[name] = steps.score(asked, HELD, [FULL], engine)[FULL]
+    return found
+
+
 def measure(run: Run, truth: list[str], engine: steps.Engine) -> DatasetEntry:
     for method in CHEAP:
         if method not in run.recipe.methods:
@@ -97,6 +110,10 @@ def measure(run: Run, truth: list[str], engine: steps.Engine) -> DatasetEntry:
     own = np.array([groups.index(name) for name in truth])
     figures: dict[str, float] = {}
     hits: dict[str, np.ndarray] = {}
+    cheap = tuple(tables)
+    if FULL in run.recipe.methods and run.recipe.name.startswith("groups-"):
+        tables |= unlearned(run, engine)
+        evals |= dict.fromkeys((f"{FULL}-path", FULL), get_method(run, FULL).score_evals())
     screens = [(name,) for name in tables]
     screens += [s for size in (2, 3) for s in combinations(("posterior-path", "dtrak", "similarity-pixel"), size)]
     for screen in screens:
@@ -106,8 +123,13 @@ def measure(run: Run, truth: list[str], engine: steps.Engine) -> DatasetEntry:
         for figure, value in ((f"known_group_first.{name}", rank == 1), (f"screen_recall_at_10.{name}", hits[name])):
             figures |= {k.replace("_lo", ".lo").replace("_hi", ".hi"): v for k, v in share(figure, value).items()}
         figures[f"evals.{name}"] = float(sum(evals[m] for m in screen))
+    if f"{FULL}-path" in tables:
+        right = fused_ranks({FULL: tables[f"{FULL}-path"]})[np.arange(len(own)), own] == 1
+        for name in cheap:
+            kept = share(f"of_retrack.{name}", hits[name][right])
+            figures |= {k.replace("_lo", ".lo").replace("_hi", ".hi"): v for k, v in kept.items()}
     together = "posterior-path+dtrak+similarity-pixel"
-    for name in tables:
+    for name in cheap:
         found = bootstrap_mean(hits[together].astype(float) - hits[name])
         key = f"gain.fused.{name}"
         figures |= {key: found.mean, f"{key}.lo": found.lo, f"{key}.hi": found.hi}
@@ -120,7 +142,7 @@ def measure(run: Run, truth: list[str], engine: steps.Engine) -> DatasetEntry:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "path")
-    parser.add_argument("--only", nargs="*", default=["fonts", "groups-1000"])
+    parser.add_argument("--only", nargs="*", default=["fonts", "groups-100", "groups-1000"])
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     engine = steps.local_engine(given.workers)
