@@ -88,7 +88,8 @@ bench-hardening: $(E2E) ## Bad inputs, kills, full disks and two drivers against
 bench-house: install ## Measure the code's size, what a reader walks through, and the memory of guda.attribute (ten minutes)
 	$(BIN)/python benchmarks/house.py --label after
 
-bench-natural: install ## Measure densities of natural images, and answers of a distilled method (half an hour from nothing; resumes)
+bench-natural: install ## Measure densities of natural images, and answers of a distilled method (hours from nothing; resumes)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/alignment.py
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/natural.py
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/distil.py
 

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/natural.py [--runs FOLDER] [--only cifar10]     resumes
 
-cifar10 (recipes/cifar10.yaml): eight classes of true CIFAR-10 at 16x16, fine-tuned from a start that has seen the other
-two, LOGO with three seeds; cifar10-few: 150 images of each class instead of 600, seen 21 times instead of 8. Everything
-that path.py measures (of_ceiling.E.M, known_group.E.M, function_cos.M, ...), and
+cifar10 (recipes/cifar10.yaml): all ten classes of true CIFAR-10 at 16x16, 100 images of each, fine-tuned from a
+committed start that has seen other images, LOGO with three seeds. Everything that path.py measures (of_ceiling.E.M,
+known_group.E.M, function_cos.M, ...), and
 
 fit_ratio.M       evaluation units of one retraining over those of fitting M for one group
 fit_seconds.M     seconds of the fit, per group; logo: of one retraining, without its start
@@ -12,8 +12,7 @@ E-t100, E-t300    in place of an estimand E above: the terms at t >= 100 (300) o
 classifier.test   accuracy of a small convolutional classifier on the test split, which it has not seen
 classifier.KIND   its mean largest probability: on test pictures (real) and on the model's samples (samples)
 confident.KIND    the share of pictures where it is above one half
-and the figures below; a sheet of samples beside training images goes to benchmarks/results/natural.png
-(natural-few.png).
+and the figures below; a sheet of samples beside training images goes to benchmarks/results/natural.png.
 
 cifar10-small (six classes at 16x16, its full model alone) and cifar10. `posterior` believes that the model's prediction
 moves as the optimal denoiser of a density does; so the density's own posterior mean m should be near what the model
@@ -61,11 +60,8 @@ COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/natural.py"
 HIGH = (100, 300)  # timesteps of T = 1,000
 LEVELS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # SNR
 EACH, DENSITIES = 12, ("gaussians", "images", "patches")
-DATASETS = ("cifar10-ten", "cifar10", "cifar10-few", "cifar10-small")
+DATASETS = ("cifar10", "cifar10-small")
 RESULTS = ROOT / "benchmarks" / "results"
-SHEETS = {  # of the data sets with an oracle
-    "cifar10-ten": "natural-ten.png", "cifar10": "natural.png", "cifar10-few": "natural-few.png",
-}  # fmt: skip
 
 
 def described(run: Run) -> dict[str, float]:
@@ -212,14 +208,15 @@ def at_high_noise(run: Run, queries: str, methods: tuple[str, ...]) -> Figures:
     return figures
 
 
-def cifar10(root: Path, name: str, engine: steps.Engine) -> DatasetEntry:
+def cifar10(root: Path, engine: steps.Engine) -> DatasetEntry:
+    name = "cifar10"
     run = prepared(root, name, engine)
     queries = steps.sample(run, engine)
-    sheet(run, queries, RESULTS / SHEETS[name])
+    sheet(run, queries, RESULTS / "natural.png")
     retraining, groups = get_method(run, "logo"), len(load_data(run).groups)
     spent: dict[str, float] = {}
     # a variant's seconds are booked under its method's name, so those of the method itself are not known
-    variants = VARIANTS.get(name, {})
+    variants = VARIANTS[name]
     mixed = {m for m, _ in variants.values()}
     for m in ("logo", *METHODS[name]):
         found = get_method(run, m)
@@ -258,11 +255,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     engine = steps.local_engine(given.workers)
-    for name in SHEETS:
-        METHODS[name] = tuple(m for m in METHODS[name] if m not in given.without)
-        VARIANTS[name] = {label: v for label, v in VARIANTS.get(name, {}).items() if label not in given.without}
+    METHODS["cifar10"] = tuple(m for m in METHODS["cifar10"] if m not in given.without)
+    VARIANTS["cifar10"] = {label: v for label, v in VARIANTS["cifar10"].items() if label not in given.without}
     for name in given.only:
-        entry = cifar10(given.runs, name, engine) if name in SHEETS else cifar10_small(given.runs, engine)
+        entry = (cifar10 if name == "cifar10" else cifar10_small)(given.runs, engine)
         keep_entry(RESULTS / "natural.json", COMMAND, name, entry, DATASETS)
         print(name, "done", flush=True)
 

@@ -3,9 +3,8 @@
     OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/path.py [--runs FOLDER] [--only digits ...]     resumes
 
 Data sets: digits (LOGO with four seeds), fashion-mnist, fashion-small (the same data, the small network of
-recipes/fashion-small.yaml), emoji, cifar10-small, cifar10 (eight classes, fine-tuned from a start that has seen none of
-them: recipes/cifar10.yaml), cifar10-few (a quarter of their images, seen more often), cifar10-ten (all ten classes,
-from a start that has seen other images of them; natural.py measures more of these three),
+recipes/fashion-small.yaml), emoji, cifar10-small, cifar10 (all ten classes, fine-tuned from a committed start that has
+seen other images of them: recipes/cifar10.yaml; natural.py measures more of it),
 fonts (a dozen of sixty families, by the small network of recipes/fonts-small.yaml), and digits-60: the digits cut into
 sixty groups of about 30 images, of which a dozen is asked about. Each as in its recipe but for the plan: `stratified`,
 so that both estimands are read from the same evaluations and neither has a pilot of its own. A data set whose
@@ -71,9 +70,7 @@ METHODS = {
     "fashion-mnist": UNCONDITIONAL,
     "fashion-small": (*UNCONDITIONAL, "tangent"),
     "cifar10-small": UNCONDITIONAL,
-    "cifar10": (*UNCONDITIONAL, "tangent", "continuation", "short", "trak", "das", "similarity-efficientnet"),
-    "cifar10-few": (*UNCONDITIONAL, "tangent", "continuation", "short", "trak", "das", "similarity-efficientnet"),
-    "cifar10-ten": (
+    "cifar10": (
         *UNCONDITIONAL,
         "tangent",
         "continuation",
@@ -92,17 +89,18 @@ HELD, EACH, PICTURES, FEW = "held-out", 20, 32, 16
 PIECES, ASKED_OF = 6, ("0", "1", "2", "3", "4", "5")  # groups of a digit; of these digits two each are asked about
 
 # methods with settings that are not the recipe's, by the name that they have in the table; the last by path alone
-DENSITIES = {
-    "shift-gaussians": ("shift", ["density=gaussians", "components=1", "shrink=0.6"]),
-    "posterior-patches": ("posterior", ["density=patches"]),
+VARIANTS: dict[str, dict[str, tuple[str, list[str]]]] = {
+    "cifar10": {
+        "shift-gaussians": ("shift", ["density=gaussians", "components=1", "shrink=0.6"]),
+        "posterior-patches": ("posterior", ["density=patches"]),
+    }
 }
-VARIANTS: dict[str, dict[str, tuple[str, list[str]]]] = {"cifar10": DENSITIES, "cifar10-ten": dict(DENSITIES)}
 PATH_ONLY = ("posterior-patches",)  # slow, and of no network where only its path is asked
 
 RECIPES = {"fonts": "fonts-small"}  # other than that of the data set's own name
-# what the full and LOGO models are fine-tuned from
-START = ROOT / "benchmarks" / "models" / "cifar10-ten-start"  # committed, because it trains for long
-STARTS = {"emoji": "emoji-start", "cifar10": "cifar10-start", "cifar10-few": "cifar10-few-start"}
+# what the full and LOGO models are fine-tuned from: committed, because it trains for long; or trained first
+START = ROOT / "benchmarks" / "models" / "cifar10-start"
+STARTS = {"emoji": "emoji-start"}
 
 # the cross oracle's ceiling needs four; trust.py three
 SEEDS = {"digits": [1, 2, 3, 4], "fashion-mnist": [1, 2, 3], "fashion-small": [1, 2, 3], "emoji": [1, 2, 3]}
@@ -166,18 +164,17 @@ def prepared(root: Path, name: str, engine: Engine) -> Run:
         recipe = builtin_recipe(name) if name in ("digits", "fashion-mnist", "cifar10-small") else None
         recipe = small_groups(root) if name == "digits-60" else recipe
         recipe = recipe or Recipe.read(ROOT / "benchmarks" / "recipes" / f"{own}.yaml")
+        where = START if name == "cifar10" else None
         if name in STARTS:
             first = Recipe.read(ROOT / "benchmarks" / "recipes" / f"{STARTS[name]}.yaml")
             start = steps.init(root / STARTS[name], first, keep_edits=True)
             if first.prompts is not None:
                 steps.prompts_build(start)
             steps.train(start, engine)
+            where = root / STARTS[name] / "models" / "full-s0"
+        if where is not None:
             value = recipe.model_dump(mode="json")
-            value["model"]["start"] = str(root / STARTS[name] / "models" / "full-s0")
-            recipe = Recipe.from_dict(value, f"{name} benchmark")
-        if name == "cifar10-ten":
-            value = recipe.model_dump(mode="json")
-            value["model"]["start"] = str(START)
+            value["model"]["start"] = str(where)
             recipe = Recipe.from_dict(value, f"{name} benchmark")
         if name in SEEDS:
             recipe.methods["logo"]["seeds"] = SEEDS[name]
