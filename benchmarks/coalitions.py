@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/coalitions.py [--only digits ...] [--models 128]    resumes
 
 Data sets: digits (128 models), fashion-mnist (64), fonts (128; sixty families, LOGO of a dozen), the latter two with
-small networks, because a hundred of them are trained (recipes/fashion-small.yaml, fonts-small.yaml). Runs are those of
-benchmarks/path.py, where they exist (--runs), so that LOGO is not trained twice; what is missing is trained (hours).
+small networks, because a hundred of them are trained (recipes/fashion-small.yaml, fonts-small.yaml), and cifar10 (64,
+fine-tuned from the committed start of recipes/cifar10.yaml). Runs are those of benchmarks/path.py, where they exist
+(--runs), so that LOGO is not trained twice; what is missing is trained (hours).
 Scored with 12 strata in 3 rounds. Figures of benchmarks/results/coalitions.json; intervals .lo and .hi:
 
 trainings                   M, subset models
@@ -45,25 +46,26 @@ from guda.methods.datamodel import DatamodelMethod
 from guda.methods.subsets import find_subsets
 from guda.methods.terms import load_queries
 from guda.run.data import scored_groups
-from guda.run.recipe import Recipe, builtin_recipe
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.steps import ShareOptions
 from guda.steps.fit import Engine
 from guda.steps.lds import evaluated_subsets, lds_figures
 from guda.steps.without import check_prediction
-from path import SEEDS, Figures, held_out, put
+from path import METHODS as METHODS_OF
+from path import Figures, held_out, put, recipe_of
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/coalitions.py"
 RESULTS = ROOT / "benchmarks" / "results"
-MODELS = {"digits": 128, "fashion-mnist": 64, "fonts": 128}
+MODELS = {"digits": 128, "fashion-mnist": 64, "fonts": 128, "cifar10": 64}
 OPERATORS = ("retrack", "shift", "posterior", "hybrid", "retain", "ascent", "siss", "erasediff")
 BASELINES = ("similarity-pixel", "trak", "dtrak", "das")
 METHODS = {
     "digits": (*OPERATORS, *BASELINES),
     "fashion-mnist": (*OPERATORS, *BASELINES),
     "fonts": ("retrack", "shift", "posterior", "similarity-pixel", "dtrak"),
+    "cifar10": METHODS_OF["cifar10"],
 }
 RECIPES = {"fashion-mnist": "fashion-small", "fonts": "fonts-small"}
 SPLITS, RESAMPLES, EXACT = 20, 500, 4096
@@ -77,11 +79,7 @@ def prepared(root: Path, name: str, models: int, methods: tuple[str, ...], engin
     if (folder / "run.json").is_file():
         run = Run.open(folder)
     else:
-        builtin = name not in RECIPES
-        recipe = builtin_recipe(name) if builtin else Recipe.read(ROOT / "benchmarks/recipes" / f"{RECIPES[name]}.yaml")
-        if name in SEEDS:
-            recipe.methods["logo"]["seeds"] = SEEDS[name]
-        run = steps.init(folder, recipe)
+        run = steps.init(folder, recipe_of(root, RECIPES.get(name, name), engine))
     steps.update_settings(run, "subsets", {"models": models})
     for method in methods:
         if method not in run.recipe.methods:

@@ -3,9 +3,13 @@
     OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/cost.py [--runs FOLDER] [--only cifar10 ...]     resumes
 
 Operators of the recipe with fewer and fewer steps; the learning rate grows so that their product stays what the recipe
-has, up to the training's own rate, which tangent has throughout. Nothing else is changed, and nothing is chosen by
-these pictures. The runs are those of path.py, with LOGO trained. Path divergence against the average picture, and ELBO
-differences.
+has, up to the rate at which the network was trained from scratch (of cifar10: its start); tangent has the training's
+own rate throughout. Nothing else is changed, and nothing is chosen by these pictures. The runs are those of path.py,
+with LOGO trained. Path divergence against the average picture, and ELBO differences. Of cifar10 also
+
+retrack-lora-N                  N steps that train adapters of rank 4 alone, at the largest rate of the others
+retrack-stop                    a fifth of the images is held out and says when to stop, after 200 steps at the latest;
+                                its fit_ratio has the steps that were taken, and the measurements
 
 Figures of benchmarks/results/cost.json; E: elbo, path-excess; intervals .lo, .hi
 
@@ -19,6 +23,7 @@ reliability_top1.E              Top-1 of one retraining with the mean of the oth
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +33,7 @@ from guda.evaluation.ceiling import compare
 from guda.evaluation.results import DatasetEntry, keep_entry
 from guda.files import write_text
 from guda.methods.base import get_method
+from guda.methods.unlearned import Unlearned
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.steps.fit import Engine
@@ -43,19 +49,45 @@ FEWER = {
     "shift": (5, 10, 25, 100),
     "tangent": (20, 160),
 }  # of natural images, whose network is slow
+RATES = {"cifar10": 1e-3}  # of the start's training
+LORA = (25, 100)
 WITHOUT_STEPS = ("posterior", "similarity-pixel", "dtrak")
 KINDS = {"path-excess": {"estimand": "path", "excess": True}, "elbo": {"estimand": "elbo", "excess": False}}
 PLAN = {"plan": "stratified", "strata": 12, "rounds": 3}
 
 
-def shortened(run: Run, operator: str, n: int) -> list[str]:
-    """The settings of the recipe with `n` steps, as texts of --set."""
+def shortened(run: Run, operator: str, n: int, most: float) -> list[str]:
+    """The settings of the recipe with `n` steps at a rate of at most `most`, as texts of --set."""
     kept = run.recipe.settings(operator)
-    assert run.recipe.training is not None
     if operator == "tangent":
         return [f"steps={n}"]
-    rate = min(kept["lr"] * kept["steps"] / n, run.recipe.training.lr)
-    return [f"steps={n}", f"lr={rate:.6g}"]
+    return [f"steps={n}", f"lr={min(kept['lr'] * kept['steps'] / n, most):.6g}"]
+
+
+def asked_of(run: Run, name: str) -> dict[str, tuple[str, list[str]]]:
+    """The operator and the settings of every label."""
+    assert run.recipe.training is not None
+    most = RATES.get(name, run.recipe.training.lr)
+    found = {
+        f"{operator}-{n}": (operator, shortened(run, operator, n, most))
+        for operator, several in (FEWER if name == "cifar10" else STEPS).items()
+        for n in several
+    }
+    if name == "cifar10":
+        found |= {f"retrack-lora-{n}": ("retrack", [f"steps={n}", f"lr={most:g}", "store=lora:4"]) for n in LORA}
+        found["retrack-stop"] = ("retrack", ["holdout=0.2"])
+    return found
+
+
+def spent(run: Run, operator: str) -> float:
+    """Evaluation units of one unlearning; where held-out images may stop it, by the steps that were taken."""
+    found = get_method(run, operator)
+    if not found.config.holdout:
+        return float(found.fit_evals())
+    assert isinstance(found, Unlearned)
+    notes = [json.loads(run.path(found.path(g)).with_suffix(".json").read_text()) for g in found.groups]
+    settings = [found.settings.model_copy(update={"steps": note["steps"]}) for note in notes]
+    return float(np.mean([found.operator.fit_evals(s) for s in settings]))
 
 
 def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
@@ -67,15 +99,11 @@ def measure(run: Run, name: str, engine: Engine) -> DatasetEntry:
         found: dict[str, Scores] = tables(asked, queries, ["logo", *WITHOUT_STEPS], engine)
         gold = np.stack([s.score for m, s in found.items() if m.startswith("logo-s")])
         rows = {m: found[m].score for m in WITHOUT_STEPS}
-        for operator, several in (FEWER if name == "cifar10" else STEPS).items():
-            for n in several:
-                few = steps.override(
-                    run, scoring=PLAN | settings, methods=[operator], settings=shortened(run, operator, n)
-                )
-                steps.fit(few, [operator], engine)
-                label = f"{operator}-{n}"
-                rows[label] = steps.score(few, queries, [operator], engine)[operator].score
-                figures[f"fit_ratio.{label}"] = retraining / get_method(few, operator).fit_evals()
+        for label, (operator, changed) in asked_of(run, name).items():
+            few = steps.override(run, scoring=PLAN | settings, methods=[operator], settings=changed)
+            steps.fit(few, [operator], engine)
+            rows[label] = steps.score(few, queries, [operator], engine)[operator].score
+            figures[f"fit_ratio.{label}"] = retraining / spent(few, operator)
         figures["fit_ratio.dtrak"] = retraining / get_method(run, "dtrak").fit_evals()
         agreement(figures, kind, compare(gold, rows))
     return DatasetEntry(

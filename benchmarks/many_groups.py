@@ -45,6 +45,7 @@ from guda.scoring.screen import caught
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "scale.json"
+COMMAND = "python benchmarks/scale.py && python benchmarks/many_groups.py && python benchmarks/screens.py"
 EACH, FAMILY, SIDE, KEEP = 20, 10, 8, 10
 STOP, DOWN = "top1@0.9,budget=4000", "tree:2"
 
@@ -161,7 +162,7 @@ def main() -> None:
         figures = measure(n)
         print("\n".join(f"{name:<32}{value:,.4g}" for name, value in figures.items()), flush=True)
         entry = DatasetEntry(n_queries=50, n_groups=n, seeds=[0], ceiling=None, methods={}, figures=figures)
-        keep_entry(RESULTS, "python benchmarks/scale.py && python benchmarks/many_groups.py", f"groups-{n}", entry)
+        keep_entry(RESULTS, COMMAND, f"groups-{n}", entry)
 
 
 if __name__ == "__main__":

@@ -154,6 +154,27 @@ def _regrouped_digits(root: Path, name: str, data: ImageData, parts: dict[str, n
     return value
 
 
+def recipe_of(root: Path, name: str, engine: Engine) -> Recipe:
+    """Of a data set, with what it is fine-tuned from, which is trained if it is not committed."""
+    if name == "digits-60":
+        return small_groups(root)
+    builtin = name in ("digits", "fashion-mnist", "cifar10-small")
+    recipe = builtin_recipe(name) if builtin else Recipe.read(ROOT / "benchmarks" / "recipes" / f"{name}.yaml")
+    value = recipe.model_dump(mode="json")
+    if name == "cifar10":
+        value["model"]["start"] = str(START)
+    if name in STARTS:
+        first = Recipe.read(ROOT / "benchmarks" / "recipes" / f"{STARTS[name]}.yaml")
+        start = steps.init(root / STARTS[name], first, keep_edits=True)
+        if first.prompts is not None:
+            steps.prompts_build(start)
+        steps.train(start, engine)
+        value["model"]["start"] = str(root / STARTS[name] / "models" / "full-s0")
+    if name in SEEDS:
+        value["methods"]["logo"]["seeds"] = SEEDS[name]
+    return Recipe.from_dict(value, f"{name} benchmark")
+
+
 def prepared(root: Path, name: str, engine: Engine) -> Run:
     """The run with everything trained and fitted; what is there is kept, whatever made it."""
     own = RECIPES.get(name, name)
@@ -161,25 +182,8 @@ def prepared(root: Path, name: str, engine: Engine) -> Run:
     if (folder / "run.json").is_file():
         run = Run.open(folder)
     else:
-        recipe = builtin_recipe(name) if name in ("digits", "fashion-mnist", "cifar10-small") else None
-        recipe = small_groups(root) if name == "digits-60" else recipe
-        recipe = recipe or Recipe.read(ROOT / "benchmarks" / "recipes" / f"{own}.yaml")
-        where = START if name == "cifar10" else None
-        if name in STARTS:
-            first = Recipe.read(ROOT / "benchmarks" / "recipes" / f"{STARTS[name]}.yaml")
-            start = steps.init(root / STARTS[name], first, keep_edits=True)
-            if first.prompts is not None:
-                steps.prompts_build(start)
-            steps.train(start, engine)
-            where = root / STARTS[name] / "models" / "full-s0"
-        if where is not None:
-            value = recipe.model_dump(mode="json")
-            value["model"]["start"] = str(where)
-            recipe = Recipe.from_dict(value, f"{name} benchmark")
-        if name in SEEDS:
-            recipe.methods["logo"]["seeds"] = SEEDS[name]
-        run = steps.init(folder, recipe)
-        if recipe.prompts is not None:
+        run = steps.init(folder, recipe_of(root, own, engine))
+        if run.recipe.prompts is not None:
             steps.prompts_build(run)
     if name == "fonts":
         from fonts import DOZEN

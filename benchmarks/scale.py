@@ -34,6 +34,7 @@ from guda.run.recipe import Recipe, builtin_recipe  # noqa: E402
 from guda.run.run import Run  # noqa: E402
 from guda.run.task import Task, pending  # noqa: E402
 from guda.steps.fit import Engine  # noqa: E402
+from many_groups import COMMAND  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "scale.json"
 EXACT = ("models", "artifacts", "queries", "terms", "scores")  # not: timings, heartbeats
@@ -151,7 +152,7 @@ def main() -> None:
     n_queries = made.queries.n
     entry = before.get("digits") or DatasetEntry(n_queries=n_queries, seeds=[1], ceiling=None, methods={})
     entry = entry.model_copy(update={"figures": entry.figures | figures})
-    write_results(RESULTS, "python benchmarks/scale.py && python benchmarks/many_groups.py", before | {"digits": entry})
+    write_results(RESULTS, COMMAND, before | {"digits": entry})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Screens of many groups against planted truth: benchmarks/results/screens.json.
+"""Screens of many groups against planted truth: benchmarks/results/scale.json, datasets planted-fonts, -100, -1000.
 
     OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/screens.py [--runs FOLDER] [--only fonts ...]     resumes
 
@@ -7,18 +7,24 @@ asking another method: 240 pictures of sixty font families (recipes/fonts-small.
 groups with near relatives (many_groups.py). Screens are cheap methods alone and together, fused by reciprocal ranks
 (src/guda/scoring/screen.py; nothing is fitted). posterior by both estimands. Of the synthetic groups also retrack over
 all groups, by both estimands, so that planted truth can say which of the two errs where they differ; groups-100: a
-hundred groups, a picture of each. Figures, shares of the pictures with Clopper and Pearson's intervals .lo, .hi:
+hundred groups, a picture of each. `race`: posterior (path) keeps ten groups and retrack races them, as many_groups.py
+does, by path divergence against the average picture. Figures, shares of the pictures with Clopper and Pearson's
+intervals .lo, .hi:
 
-known_group_first.S     the picture's own group is first by screen S
-screen_recall_at_10.S   it is among the first ten
-of_retrack.S            where retrack (path excess) has the own group first: the share that S has among its first ten
-gain.fused.M            paired difference of recall at ten, all three together less M alone; bootstrap over pictures
-evals.S                 network evaluations of a picture
+known_group_first_N.S     the picture's own group is first by screen S; N: fonts, 100, 1000
+screen_recall_at_10_N.S   it is among the first ten
+of_retrack_N.S            where retrack (path excess) has the own group first: the share that S has among its first ten
+gain_N.fused.M            paired difference of recall at ten, all three together less M alone; bootstrap over pictures
+evals_per_query_N.S       network evaluations of a picture
+same_first_N.race         the race ends at the group that retrack (path excess) has first of all groups
+same_first_N.noise        retrack, asked about all groups again with other noise, has that first: what same_first can be
+seconds_N.S               of a picture: retrack-path over all groups; the race, its screen included
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from itertools import combinations
 from pathlib import Path
 
@@ -35,10 +41,11 @@ from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.scoring.screen import fused_ranks
-from many_groups import EACH, FAMILY, share, smooth
+from many_groups import COMMAND, EACH, FAMILY, RESULTS, STOP, share, smooth
+
+Figures = dict[str, float]
 
 ROOT = Path(__file__).parents[1]
-COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/screens.py"
 CHEAP = ("posterior", "dtrak", "similarity-pixel")
 FULL = "retrack"  # of the synthetic groups
 KEEP, HELD, PICTURES = 10, "held-out", 200
@@ -83,14 +90,31 @@ def run_groups(run: Run) -> tuple[str, ...]:
     return scored_groups(run)
 
 
-def unlearned(run: Run, engine: steps.Engine) -> dict[str, Scores]:
+def unlearned(run: Run, engine: steps.Engine) -> tuple[dict[str, Scores], Figures]:
     """By the full method; path divergence against the average picture, and the ELBO difference."""
     steps.fit(run, [FULL], engine)
-    found = {}
+    found, figures = {}, Figures()
     for name, estimand, excess in ((f"{FULL}-path", "path", True), (FULL, "elbo", False)):
         asked = steps.override(run, scoring={"estimand": estimand, "excess": excess, "foreign": "skip"})
+        began = time.monotonic()
         found[name] = steps.score(asked, HELD, [FULL], engine)[FULL]
-    return found
+        if excess:
+            figures[f"seconds.{name}"] = (time.monotonic() - began) / len(found[name].queries)
+    asked = steps.override(run, scoring={"estimand": "path", "excess": True, "foreign": "skip"})
+    began = time.monotonic()
+    found["race"] = steps.score(asked, HELD, [FULL], engine, stop=STOP, screen=f"posterior:{KEEP}")[FULL]
+    figures["seconds.race"] = (time.monotonic() - began) / len(found["race"].queries)
+    figures["evals_per_query.race"] = float(steps.evals_per_picture(asked, found["race"]))
+    other = steps.override(asked, scoring={"seed": run.recipe.scoring.seed + 1})
+    again = steps.score(other, HELD, [FULL], engine)[FULL]
+    first = found[f"{FULL}-path"].rank.argmin(axis=1)
+    for name, scores in (("race", found["race"]), ("noise", again)):
+        figures |= put_share(f"same_first.{name}", scores.rank.argmin(axis=1) == first)
+    return found, figures
+
+
+def put_share(name: str, hits: np.ndarray) -> Figures:
+    return {k.replace("_lo", ".lo").replace("_hi", ".hi"): v for k, v in share(name, hits).items()}
 
 
 def measure(run: Run, truth: list[str], engine: steps.Engine) -> DatasetEntry:
@@ -108,12 +132,14 @@ def measure(run: Run, truth: list[str], engine: steps.Engine) -> DatasetEntry:
             tables[name], evals[name] = scores, get_method(asked, method).score_evals()
     groups = next(iter(tables.values())).groups
     own = np.array([groups.index(name) for name in truth])
-    figures: dict[str, float] = {}
+    figures = Figures()
     hits: dict[str, np.ndarray] = {}
     cheap = tuple(tables)
     if FULL in run.recipe.methods and run.recipe.name.startswith("groups-"):
-        tables |= unlearned(run, engine)
+        full, figures = unlearned(run, engine)
+        tables |= full
         evals |= dict.fromkeys((f"{FULL}-path", FULL), get_method(run, FULL).score_evals())
+        evals["race"] = figures["evals_per_query.race"]
     screens = [(name,) for name in tables]
     screens += [s for size in (2, 3) for s in combinations(("posterior-path", "dtrak", "similarity-pixel"), size)]
     for screen in screens:
@@ -121,13 +147,12 @@ def measure(run: Run, truth: list[str], engine: steps.Engine) -> DatasetEntry:
         rank = fused_ranks({m: tables[m] for m in screen})[np.arange(len(own)), own]
         hits[name] = rank <= KEEP
         for figure, value in ((f"known_group_first.{name}", rank == 1), (f"screen_recall_at_10.{name}", hits[name])):
-            figures |= {k.replace("_lo", ".lo").replace("_hi", ".hi"): v for k, v in share(figure, value).items()}
-        figures[f"evals.{name}"] = float(sum(evals[m] for m in screen))
+            figures |= put_share(figure, value)
+        figures[f"evals_per_query.{name}"] = float(sum(evals[m] for m in screen))
     if f"{FULL}-path" in tables:
         right = fused_ranks({FULL: tables[f"{FULL}-path"]})[np.arange(len(own)), own] == 1
         for name in cheap:
-            kept = share(f"of_retrack.{name}", hits[name][right])
-            figures |= {k.replace("_lo", ".lo").replace("_hi", ".hi"): v for k, v in kept.items()}
+            figures |= put_share(f"of_retrack.{name}", hits[name][right])
     together = "posterior-path+dtrak+similarity-pixel"
     for name in cheap:
         found = bootstrap_mean(hits[together].astype(float) - hits[name])
@@ -148,8 +173,10 @@ def main() -> None:
     engine = steps.local_engine(given.workers)
     for name in given.only:
         found = fonts(given.runs) if name == "fonts" else synthetic(given.runs, int(name.rpartition("-")[2]))
-        entry = measure(*found, engine)
-        keep_entry(ROOT / "benchmarks" / "results" / "screens.json", COMMAND, name, entry)
+        entry, n = measure(*found, engine), name.removeprefix("groups-")
+        numbered = {k.replace(".", f"_{n}.", 1): v for k, v in entry.figures.items()}
+        entry = entry.model_copy(update={"figures": numbered})
+        keep_entry(RESULTS, COMMAND, f"planted-{n}", entry)
         for key in sorted(k for k in entry.figures if not k.endswith((".lo", ".hi"))):
             print(f"{name} {key:<70}{entry.figures[key]:,.3f}", flush=True)
 
