@@ -25,6 +25,7 @@ from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.bands import Bands
 from guda.steps.evaluate import run_oracle
+from guda.steps.function import cross_scores, systematic
 from path import START, Figures, put, scoring
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +63,7 @@ def measure(run: Run, name: str, engine: steps.Engine) -> Figures:
             assert found is not None
             put(figures, f"reliability_top1.{kind}.{name}", found.intervals["top1"])
             put(figures, f"reliability.{kind}.{name}", found.intervals["spearman"])
-        figures[f"systematic.{name}"] = steps.evaluate_cross(run, queries, engine).systematic
+        figures[f"systematic.{name}"] = systematic(cross_scores(run, queries, engine))
     return figures
 
 

@@ -211,6 +211,12 @@ def cross_scores(run: Run, name: str, engine: Engine, rounds: int = 1) -> dict[t
     return prepared(run, [oracle], engine, work)
 
 
+def systematic(found: dict[tuple[int, int], np.ndarray]) -> float:
+    """The share of the retrainings' path divergence that two of them have in common; `found`: of cross_scores."""
+    alike = [v.mean() for (a, b), v in found.items() if a != b]
+    return float(np.mean(alike) / np.mean([v.mean() for (a, b), v in found.items() if a == b]))
+
+
 def evaluate_cross(run: Run, name: str, engine: Engine, rounds: int = 1) -> CrossFile:
     """By the scores that are stored; written to scores/<set>/cross.json."""
     names = [m for m in scored_methods(run, name) if not get_method(run, m).oracle]
@@ -222,9 +228,8 @@ def evaluate_cross(run: Run, name: str, engine: Engine, rounds: int = 1) -> Cros
     gold = {pair: found[pair] for pair in combinations(seeds, 2)}
     values = {m: table.score for m, table in tables.items()}
     columns, ratios, ceiling = compare_pairs(gold, values)
-    alike = np.mean([g.mean() for g in gold.values()]) / np.mean([found[s, s].mean() for s in seeds])
     file = CrossFile(
-        queries=name, seeds=seeds, estimand=next(iter(tables.values())).estimand, systematic=float(alike),
+        queries=name, seeds=seeds, estimand=next(iter(tables.values())).estimand, systematic=systematic(found),
         ceiling=ceiling, methods=columns, ratio_to_ceiling=ratios,
     )  # fmt: skip
     write_json(scores_folder(run, name) / "cross.json", file.model_dump(mode="json"))
