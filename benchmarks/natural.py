@@ -24,6 +24,11 @@ r2.D              its mean over the levels
 known_group.D     posterior with D, by path divergence: 20 held-out images of each class, the share whose own class is
                   first; Clopper and Pearson's intervals .lo, .hi (cifar10-small)
 half.LEVEL        patches: pixels of the fitted window on each side of its centre
+
+Of cifar10, how many principal directions the Gaussians have, which `posterior-64` takes from here:
+
+directions.known_group.N   posterior with N directions (all: whole covariances), by path divergence against the average
+                           picture: of 400 images of the start's, forty of each class, the share whose class is first
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ from guda.run.models import load_model
 from guda.run.recipe import builtin_recipe
 from guda.run.run import Run
 from guda.scoring.bands import Bands
+from guda.scoring.scores import Scores
 from guda.steps.evaluate import method_cost, run_oracle
 from guda.unlearning.density import GaussianDensity, ImageDensity
 from guda.unlearning.patches import PatchDensity, halves_at, posterior_mean
@@ -59,6 +65,7 @@ ROOT = Path(__file__).parents[1]
 COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/natural.py"
 HIGH = (100, 300)  # timesteps of T = 1,000
 LEVELS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)  # SNR
+DIRECTIONS, TUNING = (None, 16, 32, 64, 128), 40
 EACH, DENSITIES = 12, ("gaussians", "images", "patches")
 DATASETS = ("cifar10", "cifar10-small")
 RESULTS = ROOT / "benchmarks" / "results"
@@ -108,12 +115,29 @@ def known_groups(run: Run, engine: steps.Engine) -> dict[str, float]:
         scoring = {"estimand": "path", "excess": False, "plan": "stratified", "rounds": 2, "foreign": "skip"}
         asked = steps.override(run, scoring=scoring, methods=["posterior"], settings=[f"density={name}"])
         scores = steps.score(asked, held, ["posterior"], engine)["posterior"]
-        hits = scores.rank.argmin(axis=1) == np.array([scores.groups.index(g) for g in groups])
-        lo, hi = clopper_pearson(int(hits.sum()), len(hits))
-        key = f"known_group.{name}"
-        figures |= {key: float(hits.mean()), f"{key}.lo": lo, f"{key}.hi": hi}
-        print(key, hits.mean(), flush=True)
+        figures |= own_first(f"known_group.{name}", scores, groups)
     return figures
+
+
+def directions(run: Run, engine: steps.Engine) -> Figures:
+    """On pictures that nothing else here is measured with."""
+    others = load_cifar10(size=run.recipe.data.size, skip=5000 - TUNING)  # of each class; the start has seen them
+    held, groups = _kept(run, unseen(load_data(run), others, TUNING), "of-the-start")
+    figures: Figures = {}
+    for n in DIRECTIONS:
+        scoring = {"estimand": "path", "excess": True, "plan": "stratified", "rounds": 2, "foreign": "skip"}
+        setting = f"directions={'null' if n is None else n}"
+        asked = steps.override(run, scoring=scoring, methods=["posterior"], settings=[setting])
+        scores = steps.score(asked, held, ["posterior"], engine)["posterior"]
+        figures |= own_first(f"directions.known_group.{n or 'all'}", scores, groups)
+    return figures
+
+
+def own_first(name: str, scores: Scores, groups: list[str]) -> Figures:
+    hits = scores.rank.argmin(axis=1) == np.array([scores.groups.index(g) for g in groups])
+    lo, hi = clopper_pearson(int(hits.sum()), len(hits))
+    print(name, hits.mean(), flush=True)
+    return {name: float(hits.mean()), f"{name}.lo": lo, f"{name}.hi": hi}
 
 
 class Classifier(torch.nn.Module):
@@ -226,7 +250,7 @@ def cifar10(root: Path, engine: steps.Engine) -> DatasetEntry:
     spent["fit_seconds.logo"] /= len(run.recipe.settings("logo")["seeds"])
     entry = measure_path(run, name, engine, saved=False)
     figures = entry.figures | spent | recognisable(run, queries) | at_high_noise(run, queries, METHODS[name])
-    figures |= described(run) if "posterior-patches" in variants else {}
+    figures |= directions(run, engine) | (described(run) if "posterior-patches" in variants else {})
     asked = {m: (m, run) for m in METHODS[name]} | {
         label: (m, steps.override(run, methods=[m], settings=settings)) for label, (m, settings) in variants.items()
     }

@@ -92,6 +92,7 @@ PIECES, ASKED_OF = 6, ("0", "1", "2", "3", "4", "5")  # groups of a digit; of th
 VARIANTS: dict[str, dict[str, tuple[str, list[str]]]] = {
     "cifar10": {
         "shift-gaussians": ("shift", ["density=gaussians", "components=1", "shrink=0.6"]),
+        "posterior-64": ("posterior", ["directions=64"]),  # as many as natural.py finds best for images of the start
         "posterior-patches": ("posterior", ["density=patches"]),
     }
 }

@@ -1,5 +1,7 @@
 """The change of the optimal denoiser when a group leaves: against brute force and quadrature."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from guda.diffusion.families.mlp import ResidualMLP
 from guda.diffusion.loading import make_scheduler
 from guda.diffusion.schedule import Schedule
 from guda.unlearning.density import GaussianDensity, GaussianRemoval, ImageDensity, fit_gaussians
+from guda.unlearning.projection import Projected, fit_projection, project
 from guda.unlearning.rule import Rule, RuleConfig, RuledDenoiser, fit_rule, make_density
 from refusals import refused
 
@@ -278,3 +281,72 @@ def test_a_gaussian_that_several_atoms_share_loses_the_images_of_each() -> None:
     found = density.changes(torch.zeros(2, 1, 2, 2), torch.tensor([5, 500]))
     assert found.shape == (1, 2, 1, 2, 2)
     assert bool(torch.isfinite(found).all())
+
+
+def shared_rest(tensors: dict[str, torch.Tensor], variance: float) -> dict[str, torch.Tensor]:
+    """The same Gaussians in all directions: those of the projection, and one of a variance that all share."""
+    basis, centre = tensors["basis"].double(), tensors["centre"].double()
+    others = torch.linalg.qr(torch.cat([basis, torch.eye(len(basis), dtype=torch.float64)], dim=1)).Q[
+        :, basis.shape[1] :
+    ]
+    values, vectors = tensors["values"], tensors["vectors"].double()
+    return tensors | {
+        "mean": (tensors["mean"].double() @ basis.T + centre).float(),
+        "vectors": torch.stack([torch.cat([basis @ v, others], dim=1) for v in vectors]).float(),
+        "values": torch.cat([values, torch.full((len(values), others.shape[1]), variance, dtype=torch.float64)], dim=1),
+    }
+
+
+@pytest.mark.parametrize("t", [60, 200, 990])
+@pytest.mark.parametrize("removed", [None, np.arange(5)])
+def test_along_few_directions_groups_change_as_with_gaussians_that_share_the_rest(
+    t: int, removed: np.ndarray | None
+) -> None:
+    x, labels = data(60)
+    tensors = fit_projection(x.numpy(), 3, 0)
+    found = fit_gaussians(project(x.numpy(), tensors), labels.numpy(), 2, 0.3, 1e-2, 0)
+    few, whole = (
+        GaussianDensity(found, SCHEDULE, "cpu"),
+        GaussianDensity(shared_rest(found | tensors, 0.4), SCHEDULE, "cpu"),
+    )
+    x_t, steps = noised(x[:5], t)
+    if removed is None:
+        projected, expected = Projected(few, tensors, "cpu"), whole.changes(x_t, steps)
+    else:
+        rest = fit_gaussians(project(x.numpy(), tensors), labels.numpy(), 2, 0.3, 1e-2, 0, removed=removed)
+        projected = Projected(GaussianRemoval(few, GaussianDensity(rest, SCHEDULE, "cpu")), tensors, "cpu")
+        left = GaussianDensity(shared_rest(rest | tensors, 0.4), SCHEDULE, "cpu")
+        expected = GaussianRemoval(whole, left).changes(x_t, steps)
+    torch.testing.assert_close(projected.changes(x_t, steps), expected, rtol=2e-4, atol=2e-5)
+    assert float(expected.abs().max()) > 1e-3
+
+
+def test_all_directions_are_the_density_itself() -> None:
+    x, labels = data(60)
+    settings = (labels.numpy(), 1, 0.3, 1e-2, 0)
+    tensors = fit_projection(x.numpy(), 9, 0)
+    x_t, steps = noised(x[:5], 200)
+    few = GaussianDensity(fit_gaussians(project(x.numpy(), tensors), *settings), SCHEDULE, "cpu")
+    expected = GaussianDensity(fit_gaussians(x.numpy(), *settings), SCHEDULE, "cpu").changes(x_t, steps)
+    torch.testing.assert_close(Projected(few, tensors, "cpu").changes(x_t, steps), expected, rtol=2e-4, atol=2e-5)
+
+
+def test_directions_that_cannot_be() -> None:
+    x, _ = data(6)
+    with refused("directions-too-many"):
+        fit_projection(x.numpy(), 6, 0)
+    with pytest.raises(ValueError, match="directions"):
+        RuleConfig(density="images", directions=3)  # type: ignore[call-arg]
+
+
+def test_images_too_large_for_covariances_have_directions(make_images: Callable[..., ImageData]) -> None:
+    images = make_images({"a": 12, "b": 12}, size=80)
+    base = Denoiser.from_module(ResidualMLP(sample_size=80, width=4, depth=1), make_scheduler("linear:1000"))
+    with refused("density-too-large"):
+        fit_rule(base, images, RuleConfig())  # type: ignore[call-arg]
+    config = RuleConfig(directions=8)  # type: ignore[call-arg]
+    tensors = fit_rule(base, images, config)
+    x_t, steps = noised(base.encode(images.images[:3]), 300)
+    found = make_density(base, images, config, tensors).changes(x_t, steps)
+    assert found.shape == (2, *x_t.shape)
+    assert torch.isfinite(found).all()

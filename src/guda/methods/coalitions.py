@@ -81,10 +81,10 @@ def refuse_density(run: Run) -> None:
     """Before anything is computed."""
     found = posterior(run)
     found.check()
-    if found.config.density != "gaussians":
+    if found.config.density != "gaussians" or found.config.directions is not None:
         raise GudaError(
             "coalition-density-unsupported",
-            "coalitions are valued with Gaussians per group; set methods.posterior.density: gaussians",
+            "coalitions need whole Gaussians; set methods.posterior.density: gaussians, without directions",
         )
 
 

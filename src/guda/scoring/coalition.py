@@ -70,7 +70,7 @@ class CoalitionRule:
         if not isinstance(density, GaussianDensity):
             raise GudaError(
                 "coalition-density-unsupported",
-                "coalitions are valued with Gaussians per group; set methods.posterior.density: gaussians",
+                "coalitions need whole Gaussians; set methods.posterior.density: gaussians, without directions",
             )
         self.rule, self.density, self.pooled = rule, density, pooled
         self.parcels = torch.tensor(list(parcels), dtype=torch.float64)

@@ -143,7 +143,8 @@ def fit_gaussians(
     if flat.shape[1] > LARGEST:
         raise GudaError(
             "density-too-large",
-            f"images of {flat.shape[1]} numbers are too large for full covariances; set density: images",
+            f"images of {flat.shape[1]} numbers are too large for full covariances; "
+            "set directions: 64, or density: images",
         )
     homes = labels if homes is None else homes
     parts: list[np.ndarray] = []  # of the images, one per Gaussian

@@ -7,7 +7,7 @@ being trained into a network. One evaluation of the full model and of the densit
 file holds the rule of all groups; a density of the images themselves holds no numbers, they are read from the run.
 The rule of any other set of images is a file of its own, which has one member, number 0.
 
-The densities are in density.py and patches.py.
+The densities are in density.py, projection.py and patches.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from guda.config import Config
 from guda.data.classes import class_numbers
@@ -39,6 +39,7 @@ from guda.unlearning.density import (
     fit_gaussians,
 )  # fmt: skip
 from guda.unlearning.patches import PatchDensity, fit_windows, halves_at, refuse_classes
+from guda.unlearning.projection import Projected, fit_projection, project
 from guda.unlearning.unlearn import window_range
 
 RULE = "rule.safetensors"  # every rule's file is called so
@@ -49,6 +50,8 @@ LEFT = "left."  # begins the names of tensors of what is left once images are re
 
 
 class RuleConfig(Config):
+    omitted: ClassVar = {"directions": (None,)}
+
     density: Literal["gaussians", "images", "patches"] = Field(
         "gaussians",
         description="What the data are taken for: a few Gaussians per group, the images themselves, or their patches.",
@@ -59,10 +62,22 @@ class RuleConfig(Config):
     bandwidth: float = Field(
         0.0, ge=0, description="Width of the kernel around each image or patch (density: images, patches)."
     )
+    directions: int | None = Field(
+        None,
+        gt=0,
+        description="Principal directions of all images along which groups differ (density: gaussians); in all others "
+        "they share one Gaussian. For groups of few images, and for images of more than 4,096 numbers. Default: all.",
+    )
     window: tuple[float, float] = Field(
         (0.0, 1.0), description="Timesteps where the prediction moves, as fractions of T: [from, to)."
     )
     seed: int = Field(0, ge=0, description="Seed of k-means.")
+
+    @model_validator(mode="after")
+    def _directions(self) -> RuleConfig:
+        if self.directions is not None and self.density != "gaussians":
+            raise ValueError("directions are for density: gaussians; remove them")
+        return self
 
 
 def refuse_conditional(base: Denoiser, data: ImageData) -> None:
@@ -93,11 +108,14 @@ def fit_rule(
         if base.n_classes is not None:
             refuse_classes(config.density)
         return fit_windows(base, base.encode(data.images).to(base.device), config.seed, config.bandwidth) | which
-    x0 = base.encode(data.images).numpy()
+    x0, shared = base.encode(data.images).numpy(), dict[str, torch.Tensor]()
+    if config.directions is not None:
+        shared = fit_projection(x0, config.directions, config.seed)
+        x0 = project(x0, shared)
     settings = (data.groups.atoms[0], config.components, config.shrink, config.floor, config.seed, data.groups.homes)
     if base.n_classes is not None:
         labels, homes, rest = settings[0], settings[5], settings[1:5]
-        found: dict[str, torch.Tensor] = {}
+        found = dict(shared)
         for c, images in _by_class(base, data).items():
             atoms = np.unique(labels[images], return_inverse=True)[1]
             fitted = fit_gaussians(x0[images], atoms, *rest, homes[images])
@@ -105,7 +123,7 @@ def fit_rule(
         return found
     every = fit_gaussians(x0, *settings)
     left = {} if removed is None else fit_gaussians(x0, *settings, removed)
-    return every | {LEFT + name: value for name, value in left.items()} | which
+    return every | {LEFT + name: value for name, value in left.items()} | which | shared
 
 
 def _by_class(base: Denoiser, data: ImageData) -> dict[int, np.ndarray]:
@@ -133,6 +151,12 @@ def _class_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors:
 
 
 def make_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Removal:
+    found = _whole_density(base, data, config, tensors)
+    return found if config.directions is None else Projected(found, tensors, base.device)
+
+
+def _whole_density(base: Denoiser, data: ImageData, config: RuleConfig, tensors: dict[str, torch.Tensor]) -> Removal:
+    """Of the images, or of their coordinates."""
     if base.n_classes is not None:
         return _class_density(base, data, config, tensors)
     labels, made_of = (torch.from_numpy(found).to(base.device) for found in data.groups.atoms)
@@ -188,7 +212,8 @@ def read_rule(path: Path, base: Denoiser, known: str, data: ImageData) -> Rule:
         density = make_density(base, data, config, tensors)
     except KeyError as e:
         raise GudaError("rule-damaged", f"{path} is damaged: it holds no {e}; {fix}") from None
-    every = density.every if isinstance(density, GaussianRemoval) else density
+    whole = density.inner if isinstance(density, Projected) else density
+    every = whole.every if isinstance(whole, GaussianRemoval) else whole
     for one in every.by_class.values() if isinstance(every, ClassRemoval) else (every,):
         if isinstance(one, GaussianDensity) and (n := int(one.owner.max()) + 1) != len(one.made_of):
             raise Mismatch("rule-groups-mismatch", f"{path}: groups", n, len(one.made_of), fix)
