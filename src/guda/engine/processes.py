@@ -65,7 +65,8 @@ def _clear_error() -> Iterator[None]:
     except BrokenProcessPool:
         raise GudaError(
             "worker-died",
-            "a worker process died (killed, or out of memory); nothing finished is lost: run the same command again",
+            "a worker process died (killed, or out of memory; a script of your own must do its work under "
+            "`if __name__ == '__main__':`); nothing finished is lost: run the same command again",
         ) from None
 
 
