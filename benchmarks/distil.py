@@ -1,12 +1,13 @@
 """Answers in milliseconds: how much of a method a small network keeps. Writes benchmarks/results/distil.json.
 
-    OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/distil.py [--runs FOLDER] [--pictures 4000]     resumes
+    OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/distil.py [--only digits ...]     resumes
 
-The digits recipe; the teacher is hybrid, the recipe's first, by path divergence against the average picture. The
-student learns from samples of the model (another seed than the reported ones) and is judged on the recipe's own 300
-samples, which nothing was chosen on. Figures:
+digits: the teacher is hybrid, the recipe's first; cifar10 (recipes/cifar10.yaml, the run of natural.py if it is there):
+retrack, and pictures are drawn in 100 steps. By path divergence against the average picture. The student learns from
+samples of the model (another seed than the reported ones) and is judged on samples of the recipe's seed, which nothing
+was chosen on. Figures:
 
-of_teacher          share of the 300 pictures with the teacher's first group, over what the teacher reproduces of itself
+of_teacher          share of the pictures with the teacher's first group, over what the teacher reproduces of itself
 same_first          that share; .lo, .hi: Clopper and Pearson's interval over pictures
 reproduced          the teacher's first group again, scored with other noise
 coverage            share of the teacher's scores within the student's 95 % intervals, over pictures and groups
@@ -19,6 +20,7 @@ evals_student, evals_teacher   network evaluations of a picture
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +29,25 @@ from guda import steps
 from guda.evaluation.intervals import clopper_pearson
 from guda.evaluation.results import DatasetEntry, keep_entry
 from guda.methods.base import get_method
-from guda.run.recipe import builtin_recipe
 from guda.run.run import Run
+from path import recipe_of
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 python benchmarks/distil.py"
-TEACHER = "hybrid"
+
+
+@dataclass(frozen=True)
+class Case:
+    teacher: str
+    pictures: int
+    runs: str  # folder below runs/ that has the data set's run
+    queries: dict[str, int] = field(default_factory=dict)  # what is not the recipe's
+
+
+CASES = {
+    "digits": Case("hybrid", 4000, "distil"),
+    "cifar10": Case("retrack", 3000, "path", {"n": 240, "seed": 2, "steps": 100}),
+}
 
 
 def share(name: str, hits: np.ndarray) -> dict[str, float]:
@@ -40,16 +55,23 @@ def share(name: str, hits: np.ndarray) -> dict[str, float]:
     return {name: float(hits.mean()), f"{name}.lo": lo, f"{name}.hi": hi}
 
 
-def measure(folder: Path, pictures: int, engine: steps.Engine) -> DatasetEntry:
-    run = Run.open(folder) if (folder / "run.json").is_file() else steps.init(folder, builtin_recipe("digits"))
-    steps.update_settings(run, "distilled", {"teacher": TEACHER, "pictures": pictures})
-    steps.fit(run, [TEACHER], engine)
+def prepared(folder: Path, name: str, engine: steps.Engine) -> Run:
+    case = CASES[name]
+    known = (folder / "run.json").is_file()
+    run = Run.open(folder) if known else steps.init(folder, recipe_of(folder.parent, name, engine))
+    steps.fit(run, [case.teacher], engine)
+    run = steps.override(run, queries=case.queries, scoring={"foreign": "skip"})
+    return steps.override(run, methods=["distilled"], settings=[f"teacher={case.teacher}", f"pictures={case.pictures}"])
+
+
+def measure(run: Run, name: str, engine: steps.Engine) -> DatasetEntry:
+    teaches = CASES[name].teacher
     report = steps.distil(run, engine)
     queries = steps.sample(run, engine)
-    tables = steps.score(run, queries, [TEACHER, "distilled"], engine)
-    teacher, student = tables[TEACHER], tables["distilled"]
+    tables = steps.score(run, queries, [teaches, "distilled"], engine)
+    teacher, student = tables[teaches], tables["distilled"]
     other = steps.override(run, scoring={"seed": run.recipe.scoring.seed + 1})
-    again = steps.score(other, queries, [TEACHER], engine)[TEACHER]
+    again = steps.score(other, queries, [teaches], engine)[teaches]
     first = teacher.rank.argmin(axis=1)
     same, reproduced = student.rank.argmin(axis=1) == first, again.rank.argmin(axis=1) == first
     decided = np.array([picture.verdict().kind == "stands-out" for picture in student])
@@ -60,7 +82,7 @@ def measure(folder: Path, pictures: int, engine: steps.Engine) -> DatasetEntry:
         "coverage": float(inside.mean()), "milliseconds": report.milliseconds, "pictures": float(report.pictures),
         **share("decided", decided), **share("right", same[decided]),
         "evals_student": get_method(run, "distilled").score_evals(),
-        "evals_teacher": get_method(run, TEACHER).score_evals(),
+        "evals_teacher": get_method(run, teaches).score_evals(),
     }  # fmt: skip
     return DatasetEntry(
         n_queries=len(first), n_groups=len(teacher.groups), seeds=[], ceiling=None, methods={}, figures=figures,
@@ -70,13 +92,16 @@ def measure(folder: Path, pictures: int, engine: steps.Engine) -> DatasetEntry:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "distil")
-    parser.add_argument("--pictures", type=int, default=4000)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs")
+    parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--workers", type=int)
     given = parser.parse_args()
-    entry = measure(given.runs / "digits", given.pictures, steps.local_engine(given.workers))
-    keep_entry(ROOT / "benchmarks" / "results" / "distil.json", COMMAND, "digits", entry)
-    print("\n".join(f"{name:<24}{value:,.4g}" for name, value in entry.figures.items()))
+    engine = steps.local_engine(given.workers)
+    for name in given.only:
+        run = prepared(given.runs / CASES[name].runs / name, name, engine)
+        entry = measure(run, name, engine)
+        keep_entry(ROOT / "benchmarks" / "results" / "distil.json", COMMAND, name, entry, CASES)
+        print("\n".join(f"{name} {figure:<24}{value:,.4g}" for figure, value in entry.figures.items()))
 
 
 if __name__ == "__main__":
