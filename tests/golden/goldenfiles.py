@@ -29,15 +29,19 @@ COLUMNS = 20  # files with more columns or tensors (network weights) are summari
 
 
 def machine() -> dict[str, str]:
-    """Whatever decides the last bits."""
+    """Whatever decides the last bits. Processors of several generations share a model name in virtual machines, and
+    numpy's matrix products then differ by the kernel that OpenBLAS chose."""
     import platform
 
     import torch
+    from threadpoolctl import threadpool_info
 
-    cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), "unknown")
+    found = [line.split(":") for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    cpu = {name.strip(): value.strip() for name, value in reversed(found)}
     return {
-        "cpu": cpu.partition(":")[2].strip(),
+        "cpu": " ".join(cpu.get(name, "unknown") for name in ("model name", "cpu family", "model")),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "blas": " ".join(sorted({lib.get("architecture", "") for lib in threadpool_info()} - {""})),
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
     }

@@ -99,7 +99,7 @@ def test_what_is_no_recipe_is_one_line(tmp_path: Path, text: str) -> None:
 
 def test_method_settings_name_the_field_and_what_there_is() -> None:
     logo = METHODS["logo"].Config
-    with pytest.raises(GudaError, match=r"methods\.logo: seed: .*settings: seeds, coupled, own_full"):
+    with pytest.raises(GudaError, match=r"methods\.logo: seed: .*settings: seeds, coupled, aligned, own_full"):
         parse_config(logo, {"seed": 1}, "methods.logo")
     for seeds in ([], [1, 1], [-1]):
         with pytest.raises(GudaError, match="seeds"):
