@@ -5,7 +5,9 @@
 A screen must keep the group that a picture comes from. Held-out pictures of known groups say whether it does, without
 asking another method: 240 pictures of sixty font families (recipes/fonts-small.yaml), and 200 of a thousand synthetic
 groups with near relatives (many_groups.py). Screens are cheap methods alone and together, fused by reciprocal ranks
-(src/guda/scoring/screen.py; nothing is fitted). posterior by both estimands. Of the synthetic groups also retrack over
+(src/guda/scoring/screen.py; nothing is fitted) or `learned`: scores over their spread within the picture, added up with
+weights >= 0 that make the own groups of four fifths of the pictures likeliest (conditional logit); each fifth is ranked
+by the weights of the others. posterior by both estimands. Of the synthetic groups also retrack over
 all groups, by both estimands, so that planted truth can say which of the two errs where they differ; groups-100: a
 hundred groups, a picture of each. `race`: posterior (path) keeps ten groups and retrack races them, as many_groups.py
 does, by path divergence against the average picture. Figures, shares of the pictures with Clopper and Pearson's
@@ -14,7 +16,9 @@ intervals .lo, .hi:
 known_group_first_N.S     the picture's own group is first by screen S; N: fonts, 100, 1000
 screen_recall_at_10_N.S   it is among the first ten
 of_retrack_N.S            where retrack (path excess) has the own group first: the share that S has among its first ten
-gain_N.fused.M            paired difference of recall at ten, all three together less M alone; bootstrap over pictures
+gain_N.H.M                paired difference of recall at ten, all three together (H: fused, learned) less M alone;
+                          bootstrap over pictures
+weight_N.M                of `learned`, mean over the fifths
 evals_per_query_N.S       network evaluations of a picture
 same_first_N.race         the race ends at the group that retrack (path excess) has first of all groups
 same_first_N.noise        retrack, asked about all groups again with other noise, has that first: what same_first can be
@@ -47,8 +51,9 @@ Figures = dict[str, float]
 
 ROOT = Path(__file__).parents[1]
 CHEAP = ("posterior", "dtrak", "similarity-pixel")
+STACKED = ("posterior-path", "dtrak", "similarity-pixel")
 FULL = "retrack"  # of the synthetic groups
-KEEP, HELD, PICTURES = 10, "held-out", 200
+KEEP, HELD, PICTURES, FOLDS = 10, "held-out", 200, 5
 
 
 def fonts(root: Path) -> tuple[Run, list[str]]:
@@ -117,6 +122,30 @@ def put_share(name: str, hits: np.ndarray) -> Figures:
     return {k.replace("_lo", ".lo").replace("_hi", ".hi"): v for k, v in share(name, hits).items()}
 
 
+def learned_ranks(tables: dict[str, Scores], own: np.ndarray) -> tuple[np.ndarray, Figures]:
+    """Rank of every picture's own group, and the weights of the methods."""
+    from scipy.optimize import minimize
+    from scipy.special import logsumexp
+
+    score = np.stack([t.score for t in tables.values()], axis=2)  # [Q, G, M]
+    spread = score.std(axis=1, keepdims=True)
+    x = (score - score.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1)
+    fold = generator("folds", len(own)).permutation(len(own)) % FOLDS
+    rank, weights = np.zeros(len(own), int), []
+    for k in range(FOLDS):
+        known, truth = x[fold != k], own[fold != k]
+        right = known[np.arange(len(truth)), truth]
+
+        def loss(w: np.ndarray, known: np.ndarray = known, right: np.ndarray = right) -> float:
+            return float((logsumexp(known @ w, axis=1) - right @ w).mean())
+
+        w = minimize(loss, np.ones(x.shape[2]), bounds=[(0, None)] * x.shape[2]).x
+        weights.append(w)
+        fused = x[fold == k] @ w
+        rank[fold == k] = 1 + (fused > fused[np.arange(len(fused)), own[fold == k]][:, None]).sum(axis=1)
+    return rank, dict(zip(tables, np.mean(weights, axis=0).tolist(), strict=True))
+
+
 def measure(run: Run, truth: list[str], engine: steps.Engine) -> DatasetEntry:
     for method in CHEAP:
         if method not in run.recipe.methods:
@@ -141,7 +170,7 @@ def measure(run: Run, truth: list[str], engine: steps.Engine) -> DatasetEntry:
         evals |= dict.fromkeys((f"{FULL}-path", FULL), get_method(run, FULL).score_evals())
         evals["race"] = figures["evals_per_query.race"]
     screens = [(name,) for name in tables]
-    screens += [s for size in (2, 3) for s in combinations(("posterior-path", "dtrak", "similarity-pixel"), size)]
+    screens += [s for size in (2, 3) for s in combinations(STACKED, size)]
     for screen in screens:
         name = "+".join(screen)
         rank = fused_ranks({m: tables[m] for m in screen})[np.arange(len(own)), own]
@@ -153,11 +182,16 @@ def measure(run: Run, truth: list[str], engine: steps.Engine) -> DatasetEntry:
         right = fused_ranks({FULL: tables[f"{FULL}-path"]})[np.arange(len(own)), own] == 1
         for name in cheap:
             figures |= put_share(f"of_retrack.{name}", hits[name][right])
-    together = "posterior-path+dtrak+similarity-pixel"
-    for name in cheap:
-        found = bootstrap_mean(hits[together].astype(float) - hits[name])
-        key = f"gain.fused.{name}"
-        figures |= {key: found.mean, f"{key}.lo": found.lo, f"{key}.hi": found.hi}
+    rank, weights = learned_ranks({m: tables[m] for m in STACKED}, own)
+    hits["learned"] = rank <= KEEP
+    figures |= put_share("known_group_first.learned", rank == 1) | {f"weight.{m}": w for m, w in weights.items()}
+    figures |= put_share("screen_recall_at_10.learned", hits["learned"])
+    figures["evals_per_query.learned"] = float(sum(evals[m] for m in STACKED))
+    for how, together in (("fused", "+".join(STACKED)), ("learned", "learned")):
+        for name in cheap:
+            found = bootstrap_mean(hits[together].astype(float) - hits[name])
+            key = f"gain.{how}.{name}"
+            figures |= {key: found.mean, f"{key}.lo": found.lo, f"{key}.hi": found.hi}
     return DatasetEntry(
         n_queries=len(own), n_groups=len(groups), seeds=[], ceiling=None, methods={}, figures=figures,
         note="posterior-path: by path divergence, which evaluates no network; posterior: by the ELBO difference",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tinyrun import SET, Inline, tiny, write_digits
@@ -141,3 +143,23 @@ def test_recall_counts_pictures_whose_first_group_was_kept() -> None:
     screen = Scores("y", "nats", "", queries, groups, np.array([[2.0, 3, 1], [3, 2, 1]]), 1)
     assert [caught({"y": screen}, settled, keep).mean() for keep in (1, 2, 3)] == [0.0, 0.5, 1.0]
     assert Screen.parse("posterior:10") == Screen(("posterior",), 10)
+
+
+def test_recall_of_the_truth_where_pictures_have_known_groups(run: Run, tmp_path: Path) -> None:
+    every, held = write_digits(tmp_path / "every", GROUPS, each=24), tmp_path / "real"
+    for group in GROUPS:
+        (held / group).mkdir(parents=True)
+        for file in sorted((every / group).iterdir())[-3:]:  # the run trains on the first sixteen
+            file.rename(held / group / file.name)
+    known = steps.sanity(run, held, Inline(), ["posterior"]).queries
+    found = steps.evaluate_screen(run, known, "posterior:2", Inline())
+    table = Scores.read(scores_path(run, known, "posterior"))
+    own = [group == query.partition("/")[0] for query in table.queries for group in table.groups]
+    kept = (table.rank <= 2)[np.array(own).reshape(table.rank.shape)]
+    assert found.known is not None
+    assert len(kept) == 15
+    assert found.known.mean == kept.mean()
+    assert found.recall == {}
+    assert steps.evaluate_screen(run, known, "posterior:5", Inline()).known.mean == 1
+    steps.score(run, SET, ["retrack"], Inline())
+    assert steps.evaluate_screen(run, SET, "posterior:2", Inline()).known is None

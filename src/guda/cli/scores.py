@@ -258,9 +258,11 @@ def show_screen(found: Any, as_json: bool) -> None:
         return "" if value is None else f"{value.mean:.2f} [{value.lo:.2f}, {value.hi:.2f}]"
 
     rows = [(m, cell(value), cell(found.reproduced.get(m))) for m, value in found.recall.items()]
+    if found.known is not None:
+        rows.insert(0, ("the picture's own group", cell(found.known), ""))
     title = f"What the screen {found.screen} keeps of {found.groups} groups: {found.queries}"
     note = (
-        "Share of pictures whose first group by the method is among those that the screen keeps, with 95 % intervals "
+        "Share of pictures whose own group, or first group by the method, is kept by the screen, with 95 % intervals "
         "over pictures, given these models; "
         "reproduced: two halves of the method's rounds have the same first group."
     )

@@ -71,6 +71,9 @@ class Sanity(Config):
     estimand: str
     pictures: dict[str, int] = Field(description="pictures of each group")
     methods: dict[str, MethodSanity]
+    known: dict[str, tuple[str, ...]] = Field(
+        default={}, description="by picture, the ranked groups it is in; none in files of before 2026-11"
+    )
 
 
 def measure(scores: Scores, groups: Mapping[str, Sequence[str]], verdicts: Mapping[str, Verdict]) -> MethodSanity:

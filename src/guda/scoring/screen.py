@@ -14,7 +14,7 @@ A group that the screen misses cannot win, so a screen comes with its recall (`g
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,3 +113,10 @@ def caught(screen: Mapping[str, Scores], settled: Scores, keep: int) -> np.ndarr
         _check_same(table, settled)
     first = settled.rank.argmin(axis=1)
     return np.asarray(fused_ranks(screen)[np.arange(len(first)), first] <= keep)
+
+
+def kept_known(screen: Mapping[str, Scores], known: Mapping[str, Sequence[str]], keep: int) -> np.ndarray:
+    """bool [Q]: the pictures of which a right group, by `known`, is among the first `keep` of the screen's methods."""
+    first = next(iter(screen.values()))
+    right = np.array([[group in known[query] for group in first.groups] for query in first.queries])
+    return np.asarray((right & (fused_ranks(screen) <= keep)).any(axis=1))

@@ -49,7 +49,7 @@ def sanity(
     whole = Sanity(
         queries=chosen, estimand=next((s.estimand for s in every.values() if s.reading.models), "no estimand"),
         pictures={g: pictures[g] for g in scored_groups(run) if pictures[g]},
-        methods={m: measure(scores, known, scores.verdict()) for m, scores in every.items()},
+        methods={m: measure(scores, known, scores.verdict()) for m, scores in every.items()}, known=known,
     )  # fmt: skip
     write_json(scores_folder(run, chosen) / FILE, whole.model_dump(mode="json"))
     return whole.model_copy(update={"methods": {m: whole.methods[m] for m in asked if m in whole.methods}})
@@ -99,9 +99,14 @@ def check_unseen(queries: Queries, training: dict[bytes, str]) -> None:
 
 def read_sanity(run: Run) -> list[Sanity]:
     """Those measured under the recipe's estimand, by the name of their set."""
-    paths = [scores_folder(run, name) / FILE for name in run.query_sets()]
+    return [found for name in run.query_sets() if (found := sanity_of(run, name)) is not None]
+
+
+def sanity_of(run: Run, queries: str) -> Sanity | None:
+    """Of one query set, if it was measured under the recipe's estimand."""
+    path = scores_folder(run, queries) / FILE
     try:
-        return [Sanity.model_validate(read_json(path)) for path in paths if path.is_file()]
+        return Sanity.model_validate(read_json(path)) if path.is_file() else None
     except ValidationError:
         raise GudaError(
             "sanity-damaged", f"{run.path('scores')}: a {FILE} is damaged; delete it and run guda sanity again"

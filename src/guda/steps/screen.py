@@ -6,8 +6,10 @@ recipe's rounds and without a screen, are compared with the screen's ranks:
     recall = share of pictures whose first group by the method is among the first KEEP of the screen
 
 with Clopper and Pearson's 95 % interval over pictures. What the method itself would say with other noise is beside it
-(`reproduced`, from two halves of its rounds): a first group that changes with the noise cannot be kept reliably. The
-figures stay with the run (scores/<set>/.../screen-<name>.json), and `guda score --screen` repeats them.
+(`reproduced`, from two halves of its rounds): a first group that changes with the noise cannot be kept reliably. A
+method may err where the screen does not, so on held-out pictures whose group is known (`guda sanity`) the screen is
+compared with the truth as well (`known`). The figures stay with the run (scores/<set>/.../screen-<name>.json), and
+`guda score --screen` repeats them.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from guda.methods.elbo import has_counterfactuals
 from guda.methods.terms import load_queries
 from guda.run.run import Run
 from guda.scoring.scores import Scores
-from guda.scoring.screen import Screen, caught
+from guda.scoring.screen import Screen, caught, kept_known
 from guda.steps.fit import Engine
+from guda.steps.sanity import sanity_of
 from guda.steps.score import check_screen, score, scored_methods, scores_folder, scores_path
 
 
@@ -37,6 +40,7 @@ class ScreenFile(BaseModel):
     groups: int
     recall: dict[str, Figure]  # by method
     reproduced: dict[str, Figure]  # of methods with two rounds or more
+    known: Figure | None = None  # share of pictures whose own group is kept, where it is known
 
 
 def screen_path(run: Run, queries: str, screen: Screen) -> Path:
@@ -54,11 +58,12 @@ def evaluate_screen(run: Run, name: str, text: str, engine: Engine) -> ScreenFil
         )
     check_screen(run, screen)
     names = [m for m in scored_methods(run, name) if m not in screen.methods]
-    if not names:
+    truth = {} if (measured := sanity_of(run, name)) is None else measured.known
+    if not names and not truth:
         raise GudaError(
             "scores-missing",
             f"no other method has scored all groups of {name!r} to compare the screen with; run: guda score {run.root} "
-            f"--queries {name} --method ID",
+            f"--queries {name} --method ID, or guda sanity {run.root} with pictures of known groups",
         )
     tables = score(run, name, screen.methods, engine)
     recall, reproduced = {}, {}
@@ -66,8 +71,11 @@ def evaluate_screen(run: Run, name: str, text: str, engine: Engine) -> ScreenFil
         recall[m] = _share(caught(tables, Scores.read(scores_path(run, name, m)), screen.keep))
         if (same := _reproduced(get_method(run, m), name)) is not None:
             reproduced[m] = _share(same)
+    of_truth = _share(kept_known(tables, truth, screen.keep)) if truth else None
     groups = len(next(iter(tables.values())).groups)
-    found = ScreenFile(queries=name, screen=screen.name, groups=groups, recall=recall, reproduced=reproduced)
+    found = ScreenFile(
+        queries=name, screen=screen.name, groups=groups, recall=recall, reproduced=reproduced, known=of_truth
+    )
     write_json(screen_path(run, name, screen), found.model_dump(mode="json"))
     return found
 
