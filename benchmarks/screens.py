@@ -22,13 +22,12 @@ weight_N.M                of `learned`, mean over the fifths
 evals_per_query_N.S       network evaluations of a picture
 same_first_N.race         the race ends at the group that retrack (path excess) has first of all groups
 same_first_N.noise        retrack, asked about all groups again with other noise, has that first: what same_first can be
-seconds_N.S               of a picture: retrack-path over all groups; the race, its screen included
+seconds_N.retrack-path    of a picture, all groups, the average picture's share included: workers' time
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from itertools import combinations
 from pathlib import Path
 
@@ -45,6 +44,7 @@ from guda.run.recipe import Recipe
 from guda.run.run import Run
 from guda.scoring.scores import Scores
 from guda.scoring.screen import fused_ranks
+from guda.steps.evaluate import method_cost
 from many_groups import COMMAND, EACH, FAMILY, RESULTS, STOP, share, smooth
 
 Figures = dict[str, float]
@@ -101,14 +101,11 @@ def unlearned(run: Run, engine: steps.Engine) -> tuple[dict[str, Scores], Figure
     found, figures = {}, Figures()
     for name, estimand, excess in ((f"{FULL}-path", "path", True), (FULL, "elbo", False)):
         asked = steps.override(run, scoring={"estimand": estimand, "excess": excess, "foreign": "skip"})
-        began = time.monotonic()
         found[name] = steps.score(asked, HELD, [FULL], engine)[FULL]
-        if excess:
-            figures[f"seconds.{name}"] = (time.monotonic() - began) / len(found[name].queries)
+        if excess and (spent := method_cost(asked, HELD, get_method(asked, FULL)).score_seconds) is not None:
+            figures[f"seconds.{name}"] = spent / len(found[name].queries)
     asked = steps.override(run, scoring={"estimand": "path", "excess": True, "foreign": "skip"})
-    began = time.monotonic()
     found["race"] = steps.score(asked, HELD, [FULL], engine, stop=STOP, screen=f"posterior:{KEEP}")[FULL]
-    figures["seconds.race"] = (time.monotonic() - began) / len(found["race"].queries)
     figures["evals_per_query.race"] = float(steps.evals_per_picture(asked, found["race"]))
     other = steps.override(asked, scoring={"seed": run.recipe.scoring.seed + 1})
     again = steps.score(other, HELD, [FULL], engine)[FULL]
