@@ -10,6 +10,7 @@ from tinyrun import SET, Inline, tiny, write_digits
 
 from guda import steps
 from guda.errors import GudaError
+from guda.files import read_json, write_json
 from guda.run.run import Run
 from guda.scoring.race import Race, StopRule
 from guda.scoring.scores import Scores
@@ -163,3 +164,9 @@ def test_recall_of_the_truth_where_pictures_have_known_groups(run: Run, tmp_path
     assert steps.evaluate_screen(run, known, "posterior:5", Inline()).known.mean == 1
     steps.score(run, SET, ["retrack"], Inline())
     assert steps.evaluate_screen(run, SET, "posterior:2", Inline()).known is None
+    path = steps.scores_path(run, known, "posterior").with_name("sanity.json")
+    damaged = read_json(path)
+    damaged["known"].pop(table.queries[0])
+    write_json(path, damaged)
+    with refused("sanity-damaged"):
+        steps.evaluate_screen(run, known, "posterior:2", Inline())

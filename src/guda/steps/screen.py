@@ -9,7 +9,7 @@ with Clopper and Pearson's 95 % interval over pictures. What the method itself w
 (`reproduced`, from two halves of its rounds): a first group that changes with the noise cannot be kept reliably. A
 method may err where the screen does not, so on held-out pictures whose group is known (`guda sanity`) the screen is
 compared with the truth as well (`known`). The figures stay with the run (scores/<set>/.../screen-<name>.json), and
-`guda score --screen` repeats them.
+`guda score --screen` repeats those of its method.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ def evaluate_screen(run: Run, name: str, text: str, engine: Engine) -> ScreenFil
         recall[m] = _share(caught(tables, Scores.read(scores_path(run, name, m)), screen.keep))
         if (same := _reproduced(get_method(run, m), name)) is not None:
             reproduced[m] = _share(same)
+    if truth and any(query not in truth for query in next(iter(tables.values())).queries):
+        raise GudaError(
+            "sanity-damaged", f"{run.path('scores')}: the sanity.json of {name!r} lacks pictures; run guda sanity again"
+        )
     of_truth = _share(kept_known(tables, truth, screen.keep)) if truth else None
     groups = len(next(iter(tables.values())).groups)
     found = ScreenFile(
